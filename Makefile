@@ -1,0 +1,54 @@
+# Everything runs in .venv, which the first target makes from the pins in constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OTHER_MUJOCO := 3.9.0
+OTHER_ENGINE := $(VENV)/engines/mujoco-$(OTHER_MUJOCO)
+
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export M3PC_OTHER_MUJOCO := $(CURDIR)/$(OTHER_ENGINE)
+
+.PHONY: quickstart test test-long bench lint format clean
+
+quickstart: $(VENV)/.installed
+	$(BIN)/m3pc data info shipped:hopper-medium-replay --png runs/quickstart/returns.png
+	$(BIN)/m3pc data sample shipped:hopper-medium-replay
+
+test: lint $(OTHER_ENGINE)
+	$(BIN)/pytest -n 2 -m "not long"
+
+test-long: $(VENV)/.developer $(OTHER_ENGINE)
+	$(BIN)/pytest -m long --timeout 5400
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.sampling
+
+lint: $(VENV)/.developer
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.developer
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# torch first and pinned: any looser request would bring gigabytes of CUDA to a machine without it.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/.developer: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+# D4RL's physics are checked on both sides of mujoco 3.5, where contact margins changed.
+$(OTHER_ENGINE): $(VENV)/.developer
+	PIP_CONSTRAINT= $(BIN)/pip install --quiet --no-deps --target $@ mujoco==$(OTHER_MUJOCO)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,53 @@
+"""The `m3pc` command. Heavy packages load inside the commands that need them, so help is quick."""
+
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from m3pc import __version__
+from m3pc.cli import config, data, doctor
+
+BAD_INPUT, INTERNAL, INTERRUPTED = 2, 70, 130  # exit codes
+
+app = typer.Typer(
+    name="m3pc",
+    help="Offline-to-online reinforcement learning: one trajectory model that plans with itself.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(data.app, name="data")
+app.add_typer(config.app, name="config")
+app.command("doctor")(doctor.doctor)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"m3pc {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None: ...
+
+
+def main() -> None:
+    """Run a command. What the user can mend is one sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception as error:
+        from m3pc.types import InputError  # here, because it loads numpy
+
+        if isinstance(error, InputError):
+            typer.secho(f"error: {error}", fg="red", err=True)
+            sys.exit(BAD_INPUT)
+        traceback.print_exc()
+        sys.exit(INTERNAL)

@@ -1,0 +1,174 @@
+"""`m3pc data`: bring trajectories in, make them, look at them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from m3pc.datasets.sandbox import Limits
+    from replay.store import Store
+
+app = typer.Typer(help="Import, make and look at data sets.", no_args_is_help=True)
+
+Out = Annotated[Path, typer.Argument(help="Where the store goes; must not exist yet.")]
+StorePath = Annotated[str, typer.Argument(help="A store, or shipped:NAME.")]
+Seed = Annotated[int, typer.Option(min=0, help="Same seed, same data, to the bit.")]
+MemoryLimit = Annotated[
+    float, typer.Option(min=0.25, help="GiB that reading a foreign file may take.")
+]
+TimeLimit = Annotated[
+    float, typer.Option(min=1, help="Seconds that reading a foreign file may take.")
+]
+EnvId = Annotated[
+    str | None, typer.Option("--env", help="Environment id, where the file does not say.")
+]
+Horizon = Annotated[int | None, typer.Option(min=1, help="The environment's step limit.")]
+
+
+@app.command("import")
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A file or Minari folder, or d4rl:hopper-medium-v2, robomimic:lift/ph, minari:ID."
+        ),
+    ],
+    out: Out,
+    keys: Annotated[
+        str, typer.Option(help="Observations to join, in order: eef_pos,object or full names.")
+    ] = "",
+    horizon: Horizon = None,
+    env: EnvId = None,
+    sha256: Annotated[
+        str | None, typer.Option(help="Refuse the file unless it has this hash.")
+    ] = None,
+    memory_limit: MemoryLimit = 8.0,
+    time_limit: TimeLimit = 600.0,
+) -> None:
+    """Turn D4RL, robomimic or Minari data into one verified Arrow store."""
+    from m3pc.cli.progress import progress
+    from m3pc.datasets.source import Options
+    from m3pc.run.ingest import ingest
+
+    names = tuple(key.strip() for key in keys.split(",") if key.strip())
+    options = Options(keys=names, horizon=horizon, env=env)
+    with progress(f"importing {source}", "steps") as report:
+        store = ingest(
+            source, out, options, _limits(memory_limit, time_limit), report, expected_sha256=sha256
+        )
+    _done(store)
+
+
+@app.command()
+def info(
+    store: StorePath,
+    png: Annotated[
+        Path | None, typer.Option(help="Histogram of returns; default NAME-returns.png here.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Everything as JSON, no picture.")] = False,
+) -> None:
+    """Episodes, steps, returns, statistics, checksum and source; every byte is checked first."""
+    from m3pc.cli import data_info
+
+    found = open_store(store)
+    if json:
+        typer.echo(data_info.as_json(found))
+        return
+    data_info.show(found)
+    from m3pc.pictures import return_histogram
+
+    picture = png or Path(f"{found.path.resolve().name}-returns.png")
+    title = (
+        f"{found.path.resolve().name}: {found.totals.episodes} episodes, {found.totals.steps} steps"
+    )
+    return_histogram(picture, found.episode_returns, title=title)
+    typer.echo(f"picture: {picture}")
+
+
+@app.command()
+def sample(
+    store: StorePath,
+    length: Annotated[int, typer.Option(min=1, help="Steps a piece.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Pieces a batch.")] = 2048,
+    updates: Annotated[int, typer.Option(min=1, help="Batches to draw.")] = 200,
+    seed: Seed = 0,
+) -> None:
+    """Draw random pieces of T steps as a learner would, and say how fast that went."""
+    import hashlib
+    import time
+
+    from m3pc.returns import ReturnRule
+    from replay.sampler import Sampler
+
+    found = open_store(store)
+    rule = ReturnRule(horizon=found.header.horizon)
+    sampler = Sampler(found, length=length, batch=batch, seed=seed, returns=rule)
+    digest = hashlib.sha256()
+    seconds = 0.0
+    for update in range(updates):
+        start = time.perf_counter()
+        drawn = sampler.batch(update)
+        seconds += time.perf_counter() - start
+        digest.update(drawn.states.tobytes())
+    shapes = ", ".join(f"{name} {list(getattr(drawn, name).shape)}" for name in drawn.__slots__)
+    typer.echo(f"a batch: {shapes}")
+    typer.echo(
+        f"{updates} batches of {batch} from {len(sampler):,} different pieces: "
+        f"{updates * batch / seconds / 1e6:.2f} M pieces/s"
+    )
+    typer.echo(f"states drawn with seed {seed}: sha256 {digest.hexdigest()[:16]}")
+
+
+@app.command()
+def regenerate(
+    file: Annotated[Path, typer.Argument(help="D4RL .hdf5 with a policy inside, or a DOPE .npz.")],
+    out: Out,
+    steps: Annotated[int, typer.Option(min=1, help="Stop after the episode that completes them.")],
+    seed: Seed = 0,
+    env: EnvId = None,
+    memory_limit: MemoryLimit = 8.0,
+    time_limit: TimeLimit = 600.0,
+) -> None:
+    """Roll out the behaviour policy that a file holds, in D4RL's physics, on all cores."""
+    from m3pc.cli.progress import progress
+    from m3pc.run.regenerate import regenerate as run
+
+    with progress(f"regenerating {file.name}", "steps") as report:
+        store = run(
+            file,
+            out,
+            steps=steps,
+            seed=seed,
+            env_id=env,
+            limits=_limits(memory_limit, time_limit),
+            on_progress=report,
+        )
+    _done(store)
+
+
+def open_store(text: str) -> "Store":
+    from m3pc.datasets.download import SHIPPED
+    from m3pc.types import InputError
+    from replay.store import Store
+
+    kind, _, name = text.partition(":")
+    if kind != "shipped":
+        return Store(text)
+    names = sorted(path.name for path in SHIPPED.iterdir() if path.is_dir())
+    if name not in names:
+        raise InputError(f"{text} does not come with m3pc; there is {', '.join(names)}")
+    return Store(SHIPPED / name)
+
+
+def _limits(memory: float, seconds: float) -> "Limits":
+    from m3pc.datasets.sandbox import Limits
+
+    return Limits(memory=int(memory * 2**30), seconds=seconds)
+
+
+def _done(store: "Store") -> None:
+    totals = store.totals
+    typer.echo(
+        f"{store.path}: {totals.episodes:,} episodes, {totals.steps:,} steps, checksum {store.checksum[:16]}"
+    )

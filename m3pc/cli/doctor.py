@@ -1,0 +1,349 @@
+"""`m3pc doctor`: what is installed, which back-ends work, what to do about the rest.
+
+Whatever could crash or hang (native libraries, GL drivers, bf16) is tried in a child process.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Annotated, Literal
+
+import typer
+
+PROBE_SECONDS = 12.0  # a probe that is not back by then is reported as hanging
+OLDEST_PYTHON = (3, 11)
+LEAST_DISK = 2.0  # GB: one D4RL data set, its store and a few checkpoints
+D4RL_IDS = ("d4rl/Hopper-v2", "d4rl/Walker2d-v2", "d4rl/HalfCheetah-v2")
+ROOT = Path(__file__).resolve().parents[2]  # where the packages are, installed or not
+
+Status = Literal["ok", "missing", "broken", "optional"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report. Optional: not here or not working, and few people need it."""
+
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a child process printed, and how it ended: `died` is empty after exit code 0."""
+
+    output: str
+    died: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
+) -> None:
+    """Say what is installed, which back-ends work, and what to do; exit 1 if work is needed."""
+    checks = examine(all_checks(os.environ))
+    if as_json:
+        typer.echo(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        _print_table(checks)
+    raise typer.Exit(exit_code(checks))
+
+
+def exit_code(checks: Iterable[Check]) -> int:
+    return int(any(check.status in {"missing", "broken"} for check in checks))
+
+
+def all_checks(environ: Mapping[str, str]) -> dict[str, Callable[[], Sequence[Check]]]:
+    """What to examine, by name, in the order of the report. Nothing runs yet."""
+    path = environ.get("PATH", "")
+    return {
+        "python": lambda: [python_version(sys.version_info[:3])],
+        "packages": lambda: list(packages(declared(ROOT))),
+        "import numpy": lambda: [imports("numpy", environ)],
+        "import pyarrow": lambda: [imports("pyarrow", environ)],
+        "import mujoco": lambda: [imports("mujoco", environ)],
+        "D4RL environments": lambda: [d4rl_environments(environ)],
+        "rendering, egl": lambda: [rendering("egl", environ)],
+        "rendering, osmesa": lambda: [rendering("osmesa", environ)],
+        "torch": lambda: list(torch_back_ends(probe(TORCH, environ))),
+        "redis-server": lambda: [program("redis-server", "clusters of several machines", path)],
+        "prometheus": lambda: [program("prometheus", "graphs and alerts", path)],
+        "promtool": lambda: [program("promtool", "checking alert rules", path)],
+        "ray": lambda: [package("ray", "more than one process or machine")],
+        "ffmpeg": lambda: [ffmpeg(environ)],
+        "disk": lambda: [disk(Path.cwd())],
+        "cache": lambda: [cache(cache_directory())],
+    }
+
+
+def examine(checks: Mapping[str, Callable[[], Sequence[Check]]]) -> list[Check]:
+    """Run all checks at once, so that the slowest decides how long it takes."""
+    with ThreadPoolExecutor(max_workers=len(checks)) as pool:
+        runs = [pool.submit(_guarded, name, check) for name, check in checks.items()]
+    return [check for run in runs for check in run.result()]
+
+
+def _guarded(name: str, check: Callable[[], Sequence[Check]]) -> Sequence[Check]:
+    try:
+        return check()
+    except Exception as error:  # whatever it is, the other checks are worth reading
+        advice = "please report it: a check should not fail like this"
+        return [Check(name, "broken", f"the check failed: {error!r}", advice)]
+
+
+def python_version(version: tuple[int, int, int]) -> Check:
+    found = ".".join(map(str, version))
+    if version >= OLDEST_PYTHON:
+        return Check("python", "ok", found)
+    return Check("python", "broken", found, "install Python {}.{} or newer".format(*OLDEST_PYTHON))
+
+
+def declared(root: Path) -> list[str]:
+    """Requirements of the project: of the installed one, else of the source tree beside it."""
+    try:
+        return metadata.requires("m3pc") or []
+    except metadata.PackageNotFoundError:
+        import tomllib
+
+        file = root / "pyproject.toml"  # code that came by working directory has no metadata
+        if not file.is_file():
+            return []
+        dependencies: list[str] = tomllib.loads(file.read_text())["project"]["dependencies"]
+        return dependencies
+
+
+def packages(requirements: Sequence[str]) -> Iterator[Check]:
+    """Each required package against the versions that the project allows."""
+    from packaging.requirements import Requirement
+
+    if not requirements:
+        yield Check("packages", "optional", "no list of requirements", "install m3pc with pip")
+    for requirement in map(Requirement, requirements):
+        if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        advice = f"pip install '{requirement.name}{requirement.specifier}'"
+        try:
+            found = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            yield Check(requirement.name, "missing", "not installed", advice)
+            continue
+        if requirement.specifier.contains(found, prereleases=True):
+            yield Check(requirement.name, "ok", found)
+        else:
+            yield Check(requirement.name, "broken", f"{found}, not {requirement.specifier}", advice)
+
+
+def package(name: str, needed_for: str) -> Check:
+    try:
+        return Check(name, "ok", metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return Check(name, "optional", "missing", f"for {needed_for}: pip install {name}")
+
+
+def program(name: str, needed_for: str, path: str) -> Check:
+    """A program on PATH, asked for its version."""
+    executable = shutil.which(name, path=path)
+    if executable is None:
+        return Check(name, "optional", "missing: not on PATH", f"for {needed_for}: install {name}")
+    answer = run([executable, "--version"], {"PATH": path})
+    if answer.died:
+        return Check(name, "optional", f"{executable} {answer.died}", f"reinstall {name}")
+    return Check(name, "ok", answer.output.partition("\n")[0] or executable)
+
+
+def imports(name: str, environ: Mapping[str, str]) -> Check:
+    answer = probe(f"import {name}; print({name}.__version__)", environ)
+    if answer.died:
+        advice = f"pip install --force-reinstall {name}"
+        return Check(f"import {name}", "broken", f"the import {answer.died}", advice)
+    return Check(f"import {name}", "ok", answer.output)
+
+
+def d4rl_environments(environ: Mapping[str, str]) -> Check:
+    code = "import gymnasium, m3pc.envs; print(*gymnasium.registry)"
+    answer, name = probe(code, environ), "D4RL environments"
+    if answer.died:
+        return Check(name, "broken", f"import m3pc.envs {answer.died}", "see the packages above")
+    absent = [known for known in D4RL_IDS if known not in answer.output.split()]
+    if absent:
+        return Check(name, "missing", f"no {', '.join(absent)}", "reinstall m3pc")
+    return Check(name, "ok", ", ".join(D4RL_IDS))
+
+
+FRAME = """
+import mujoco
+model = mujoco.MjModel.from_xml_string(
+    "<mujoco><worldbody><light pos='0 0 3'/><geom size='1'/></worldbody></mujoco>"
+)
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+with mujoco.Renderer(model, 64, 64) as renderer:
+    renderer.update_scene(data)
+    frame = renderer.render()
+assert frame.max() > frame.min(), "the frame has one colour only"
+"""
+
+
+def rendering(backend: str, environ: Mapping[str, str]) -> Check:
+    """One small frame through one of MuJoCo's GL back-ends."""
+    answer, name = probe(FRAME, {**environ, "MUJOCO_GL": backend}), f"rendering, {backend}"
+    if answer.died:
+        library = {"egl": "libegl1", "osmesa": "libosmesa6"}[backend]
+        return Check(
+            name, "optional", answer.died, f"for videos, one of the two: apt install {library}"
+        )
+    return Check(name, "ok", "renders", f"for videos: MUJOCO_GL={backend}")
+
+
+# Three lines: threads, CUDA version and GPU; seconds of the best product in fp32; the same in bf16.
+# What was printed survives a crash in what comes after.
+TORCH = """
+import json, time, torch
+threads = torch.get_num_threads()
+gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+print(json.dumps([threads, torch.version.cuda, gpu]), flush=True)
+torch.set_num_threads(1)
+for dtype in torch.float32, torch.bfloat16:
+    rows, weights = torch.ones(256, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        torch.nn.functional.linear(rows, weights)
+        times.append(time.perf_counter() - start)
+    print(min(times[1:]), flush=True)
+"""
+
+
+def torch_back_ends(answer: Answer) -> Iterator[Check]:
+    """Threads, CUDA and bf16, as far as the child came."""
+    lines = answer.output.splitlines()
+    if not lines:
+        yield Check("torch", "broken", f"the import {answer.died}", "reinstall torch")
+        return
+    threads, built_for, gpu = json.loads(lines[0])
+    advice = "set OMP_NUM_THREADS=1 where several processes share the cores" if threads > 1 else ""
+    yield Check("torch threads", "ok", str(threads), advice)
+    yield cuda(built_for, gpu)
+    yield bf16(answer.died, [float(line) for line in lines[1:]])
+
+
+def cuda(built_for: str | None, gpu: str | None) -> Check:
+    if gpu:
+        return Check("CUDA", "ok", f"{gpu}, CUDA {built_for}")
+    if built_for:
+        found = f"built for CUDA {built_for}, no GPU found"
+        return Check("CUDA", "optional", found, "look at the driver, if there is a GPU")
+    return Check("CUDA", "optional", "missing: torch without CUDA", "nothing to do without a GPU")
+
+
+def bf16(died: str, seconds: Sequence[float]) -> Check:
+    """Whether bf16 works, and whether it pays. CPU flags do not tell: it may die by SIGILL."""
+    advice = "nothing to do: fp32 is the default"
+    if died:
+        return Check("bf16", "optional", died, advice)
+    fp32, half = seconds
+    found = f"works, {fp32 / half:.2g} times as fast as fp32"
+    return Check("bf16", "ok", found) if half < fp32 else Check("bf16", "optional", found, advice)
+
+
+def ffmpeg(environ: Mapping[str, str]) -> Check:
+    answer = probe("import imageio_ffmpeg as i; print(i.get_ffmpeg_version())", environ)
+    if answer.died:
+        found = "missing" if "ModuleNotFoundError" in answer.died else answer.died
+        return Check("ffmpeg", "optional", found, "for videos: pip install imageio-ffmpeg")
+    return Check("ffmpeg", "ok", answer.output)
+
+
+def disk(place: Path) -> Check:
+    free = shutil.disk_usage(place).free / 1e9
+    if free < LEAST_DISK:
+        return Check("disk", "broken", f"{free:.1f} GB free", f"free at least {LEAST_DISK:g} GB")
+    return Check("disk", "ok", f"{free:.1f} GB free")
+
+
+def cache_directory() -> Path:
+    from m3pc.datasets import download
+
+    return download.cache()
+
+
+def cache(directory: Path) -> Check:
+    """Whether downloads can be kept: tried in the directory, or where it would be made."""
+    place = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"m3pc")
+    except OSError as error:
+        advice = "make it writable, or set M3PC_CACHE"
+        return Check("cache", "broken", f"{directory}: {error.strerror}", advice)
+    return Check("cache", "ok", str(directory))
+
+
+def probe(code: str, environ: Mapping[str, str], seconds: float = PROBE_SECONDS) -> Answer:
+    """Run Python code in a child that finds our packages and leaves no core file."""
+    paths = [str(ROOT), *filter(None, [environ.get("PYTHONPATH")])]
+    prelude = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+    environ = {**environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return run([sys.executable, "-c", prelude + code], environ, seconds)
+
+
+def run(
+    command: Sequence[str], environ: Mapping[str, str], seconds: float = PROBE_SECONDS
+) -> Answer:
+    """Run a command to its end, or to the end of our patience, when its whole group is killed."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaints:
+        try:
+            child = subprocess.Popen(
+                command,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,  # a file: a pipe that some grandchild keeps open would hang us
+                stderr=complaints,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return Answer("", f"cannot be started: {error.strerror}")
+        try:
+            died = _death(child.wait(seconds), complaints)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            died = f"gives no answer in {seconds:g} s"
+        return Answer(_text(output), died)
+
+
+def _death(code: int, complaints: IO[bytes]) -> str:
+    if code == 0:
+        return ""
+    if code < 0:
+        names = {number.value: number.name for number in signal.Signals}
+        return f"dies with {names.get(-code, f'signal {-code}')}"
+    lines = _text(complaints).splitlines() or [f"exit code {code}"]
+    return f"fails: {lines[-1].strip()[:200]}"
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip()
+
+
+def _print_table(checks: Sequence[Check]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    colours = {"ok": "green", "missing": "red", "broken": "red", "optional": "yellow"}
+    table = Table("check", "status", "found", "what to do")
+    for check in checks:
+        cells = check.name, Text(check.status, colours[check.status]), check.found, check.advice
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+    Console().print(table)

@@ -1,0 +1,80 @@
+"""Long work shows where it is: count, rate, time left, and the numbers that matter."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+EVERY = 10.0  # seconds between two lines where there is no terminal
+
+
+@contextmanager
+def progress(title: str, unit: str) -> Iterator[Report]:
+    """Yield a function that takes {unit: done, "of": total, anything: else}, and shows it."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with _bar(title, unit, console) if console.is_terminal else _lines(title) as report:
+        yield report
+
+
+@contextmanager
+def _lines(title: str) -> Iterator[Report]:
+    last = time.monotonic()
+
+    def report(numbers: Mapping[str, Any]) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            typer.echo(f"{title}: {_words(numbers)}", err=True)
+
+    yield report
+
+
+@contextmanager
+def _bar(title: str, unit: str, console: "Console") -> Iterator[Report]:
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.completed:,.0f} {task.fields[unit]}"),
+        TextColumn("{task.fields[rest]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None, unit=unit, rest="")
+
+        def report(numbers: Mapping[str, Any]) -> None:
+            rest = dict(numbers)
+            # A download speaks of bytes even where the work itself is counted in steps.
+            counted = unit if unit in rest else next(iter(rest))
+            done, total = rest.pop(counted), rest.pop("of", None)
+            bar.update(task, completed=done, total=total, unit=counted, rest=_words(rest))
+
+        yield report
+
+
+def _words(numbers: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name} {_short(value)}" for name, value in numbers.items())
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,669 @@
+"""Settings of a run: typed, frozen, checked before any process starts.
+
+A field is addressed by its dotted path (`planner.candidates`). The defaults are the preset `paper`;
+how the others differ is the table in `presets.py`. Whatever a user gets wrong is an `InputError`.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from m3pc.types import InputError
+
+FORMAT = 1  # of the YAML that `dump` writes
+DEFAULT_PRESET = "paper"
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+CountOrZero = Annotated[int, Field(ge=0, le=10**9)]
+Few = Annotated[int, Field(ge=1, le=64)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Part = Annotated[float, Field(gt=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+Ratio = Annotated[float, Field(ge=0, le=10)]
+
+
+def _field(default: object, meaning: str) -> Any:
+    return Field(default, description=meaning)
+
+
+class Section(BaseModel):
+    """Frozen fields; an unknown name or a value of another type is refused, never converted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """The trajectory model."""
+
+    window: Annotated[int, Field(ge=2, le=1024)] = _field(8, "steps T of one segment")
+    width: Annotated[int, Field(ge=2, le=16384)] = _field(512, "numbers in one token")
+    heads: Few = _field(4, "attention heads, which share the width evenly")
+    encoder_layers: Few = _field(2, "layers that see the visible tokens only")
+    decoder_layers: Few = _field(1, "layers that see all tokens")
+    expansion: Few = _field(4, "hidden width of a layer's feed-forward part, in widths")
+    dropout: BelowOne = _field(0.1, "on attention, feed-forward, residual")
+    position_scale: Ratio = _field(0.5, "factor on the sine and cosine of the step; 0 hides order")
+    log_sigma_min: Annotated[float, Field(ge=-20, le=10)] = _field(
+        -5.0, "least spread of an action"
+    )
+    log_sigma_max: Annotated[float, Field(ge=-20, le=10)] = _field(2.0, "most spread of an action")
+    action_head: Literal["linear", "two-layer"] = _field(
+        "two-layer", "linear mu and log sigma, or LayerNorm, Linear, GELU, Linear"
+    )
+
+
+class MixtureConfig(Section):
+    """How often a mask group gets each kind of mask: relative weights."""
+
+    random: Weight = _field(1.0, "weight of random masks with a right cut")
+    policy: Weight = _field(0.0, "weight of return-conditioned cloning masks at a random step now")
+    dynamics: Weight = _field(0.0, "weight of forward dynamics masks at a random step now")
+    path: Weight = _field(0.0, "weight of path inference masks at a random step now")
+    inverse: Weight = _field(0.0, "weight of inverse dynamics masks at a random step now")
+
+
+class PivotConfig(Section):
+    """The modality that the right cut of a random mask starts at: relative weights, in order."""
+
+    states: Weight = _field(0.2, "weight of a cut through the states")
+    returns: Weight = _field(0.1, "weight of a cut through the returns")
+    actions: Weight = _field(0.6, "weight of a cut through the actions")
+    rewards: Weight = _field(0.1, "weight of a cut through the rewards")
+
+
+class MasksConfig(Section):
+    """What is hidden from the model while it learns."""
+
+    mixture: MixtureConfig = MixtureConfig()
+    groups: Annotated[int, Field(ge=1, le=1024)] = _field(
+        1, "masks per batch, each on an equal part"
+    )
+    keep_ratios: Annotated[tuple[Part, ...], Field(min_length=1, max_length=64)] = _field(
+        (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0),
+        "visible share of a modality before the cut, one drawn evenly per mask",
+    )
+    pivot: PivotConfig = PivotConfig()
+
+
+class LossWeightsConfig(Section):
+    """Weight of each modality's loss."""
+
+    states: Weight = _field(1.0, "weight of the squared error of states")
+    actions: Weight = _field(1.0, "weight of the action terms")
+    rewards: Weight = _field(1.0, "weight of the squared error of rewards")
+    returns: Weight = _field(1.0, "weight of the squared error of returns")
+
+
+class LossConfig(Section):
+    """What the trajectory model minimises."""
+
+    weights: LossWeightsConfig = LossWeightsConfig()
+    actions_over: Literal["hidden", "all"] = _field(
+        "all", "actions that likelihood and entropy are averaged over"
+    )
+    visible_action_mse: bool = _field(False, "add the squared error of visible actions")
+    online: Literal["states+actions", "all"] = _field(
+        "all", "modalities with a loss online; pretraining always has all"
+    )
+
+
+class EntropyConfig(Section):
+    """The entropy constraint on actions and its multiplier alpha."""
+
+    per: Literal["dimension", "joint"] = _field(
+        "joint", "entropy of one action dimension, or summed over them"
+    )
+    target: Annotated[float, Field(ge=-1000, le=1000)] = _field(
+        -3.0, "beta in nats, as counted by entropy.per; lower allows sharper actions"
+    )
+    alpha: Annotated[float, Field(gt=0, le=1e3)] = _field(0.1, "alpha at the start")
+    alpha_lr: Part = _field(1e-4, "Adam's learning rate for log alpha")
+    alpha_online: Literal["reset", "keep"] = _field(
+        "keep", "alpha when finetuning starts: entropy.alpha again, or the checkpoint's"
+    )
+
+
+class OptimiserConfig(Section):
+    """AdamW of the trajectory model, offline and online."""
+
+    weight_decay: Share = _field(5e-3, "on the weights of linear layers and attention only")
+    beta1: BelowOne = _field(0.9, "decay of the mean gradient")
+    beta2: BelowOne = _field(0.999, "decay of the squared gradient")
+    epsilon: Part = _field(1e-8, "keeps the division finite")
+    clip: Annotated[float, Field(ge=0, le=1e6)] = _field(
+        0.0, "largest norm of the gradient; 0 does not clip"
+    )
+
+
+class PretrainConfig(Section):
+    """Learning offline: a linear warm-up, then a cosine to 0."""
+
+    batch: Count = _field(2048, "segments per update")
+    updates: Count = _field(140_000, "updates in all")
+    warmup: CountOrZero = _field(40_000, "updates until the learning rate is reached")
+    lr: Part = _field(1e-4, "highest learning rate")
+
+
+class DatasetConfig(Section):
+    """How logged episodes are taken in."""
+
+    train_share: Part = _field(0.95, "share of the episodes that is trained on")
+    shuffle: bool = _field(False, "split at random by the seed; false: the last ones validate")
+    min_length: Count = _field(8, "steps; shorter episodes are left out")
+    action_margin: Annotated[float, Field(gt=0, le=0.1)] = _field(
+        1e-5, "actions are clipped to 1 minus this in size, where atanh is finite"
+    )
+
+
+class ReturnsConfig(Section):
+    """The return at step t of an episode with step limit H."""
+
+    mode: Literal["average", "sum"] = _field("average", "divided by H - t, or not")
+    discount: Part = _field(1.0, "per step; 1 in average mode")
+    include_now: bool = _field(True, "the reward at t counts; false: only those after it")
+
+
+class NormaliserConfig(Section):
+    """Mean and standard deviation of states, rewards and returns."""
+
+    padded: bool = _field(False, "over episodes filled with zeros up to H, as released")
+    std_floor: Part = _field(1e-3, "least standard deviation")
+    below_floor: Literal["floor", "one"] = _field(
+        "floor", "what stands in for a smaller one: the floor, or 1 as released"
+    )
+
+
+class GuideConfig(Section):
+    """How candidates are drawn and weighed under one kind of utility."""
+
+    inverse_temperature: Annotated[float, Field(ge=0, le=1e6)] = _field(
+        1.0, "xi; 0 weighs candidates alike, large takes the best"
+    )
+    spread: Ratio = _field(1.0, "factor on the policy's sigma; 0 draws its median only")
+
+
+class PlannerConfig(Section):
+    """Planning with the model's own predictions."""
+
+    mode: Literal["rcbc", "m", "q", "q0", "goal", "goal-mask"] = _field(
+        "q", "no planning; guided by returns, critic, critic now; backward; its one-mask baseline"
+    )
+    horizon: Annotated[int, Field(ge=1, le=1023)] = _field(
+        4, "steps imagined ahead; the first window - horizon steps of an episode see further"
+    )
+    candidates: Annotated[int, Field(ge=1, le=1_000_000)] = _field(625, "plans per decision")
+    lam: Share = _field(0.6, "lambda; 0 trusts the first value, 1 the imagined rewards")
+    discount: Share = _field(0.99, "gamma per step in the utility")
+    discount_start: Annotated[int, Field(ge=0, le=1)] = _field(
+        0, "power of gamma on the utility's first term"
+    )
+    return_scale: Literal["remaining", "1000-steps"] = _field(
+        "remaining", "steps that an average return is multiplied with: max(H - t, 0), or 1000"
+    )
+    state_now: Literal["observed", "reconstructed"] = _field(
+        "observed", "the state at the current step that the critic is asked about"
+    )
+    utility: Literal["raw", "standardised"] = _field(
+        "raw", "as computed, or divided by its standard deviation over the candidates"
+    )
+    m: GuideConfig = GuideConfig()
+    q: GuideConfig = GuideConfig()
+    evaluate_by: Literal["mean", "sample"] = _field(
+        "mean", "action in evaluation: weighted mean of the candidates, or one drawn by weight"
+    )
+    explore_by: Literal["mean", "sample"] = _field("sample", "the same in exploration")
+
+
+class ConditioningConfig(Section):
+    """The return that the policy is asked for."""
+
+    evaluation: Literal["envelope", "maximum"] = _field(
+        "envelope", "best return of the buffer at each step, or over all steps"
+    )
+    evaluation_ratio: Ratio = _field(1.0, "times that return")
+    rcbc_ratios: Annotated[tuple[Ratio, ...], Field(min_length=1, max_length=64)] = _field(
+        (0.9, 1.0), "ratios at which acting without planning is evaluated"
+    )
+    exploration: Literal["envelope", "maximum"] = _field("envelope", "the same in exploration")
+    exploration_ratio: Ratio = _field(1.0, "times the envelope, or part of the way to the maximum")
+
+
+class SpacingConfig(Section):
+    """Rows of a waypoint table that share one subgoal; 1 makes every row a subgoal."""
+
+    hopper: Count = _field(5, "rows per subgoal, hopper")
+    walker2d: Count = _field(30, "rows per subgoal, walker2d")
+    halfcheetah: Count = _field(1, "rows per subgoal, halfcheetah")
+
+
+class GoalConfig(Section):
+    """Backward planning. i is the index of the current step in the window."""
+
+    fill: Literal["between", "released"] = _field(
+        "between", "inferred states used: from now to the goal, or 0..i and i+2..T-2"
+    )
+    first_visible: Literal["goal", "waypoints"] = _field(
+        "goal", "future states visible at i = 0: the goal, or every waypoint as released"
+    )
+    waypoints: Literal["paper", "released"] = _field("paper", "the paper's tables, or the code's")
+    spacing: SpacingConfig = SpacingConfig()
+
+
+class CriticConfig(Section):
+    """Twin Q and V by implicit Q-learning."""
+
+    width: Annotated[int, Field(ge=1, le=16384)] = _field(256, "numbers in a hidden layer")
+    layers: Few = _field(2, "hidden layers")
+    lr: Part = _field(3e-4, "Adam's learning rate")
+    batch: Count = _field(256, "transitions per update")
+    regression_updates: CountOrZero = _field(0, "first: regression on discounted returns")
+    updates: CountOrZero = _field(1_000_000, "then: updates on logged transitions")
+    discount: Share = _field(0.99, "gamma per step")
+    expectile: Annotated[float, Field(gt=0, lt=1)] = _field(
+        0.7, "0.5 the mean action's value, near 1 the best one's"
+    )
+    terminals: bool = _field(True, "terminal states are worth 0; time-outs always bootstrap")
+    tau: Part = _field(5e-3, "step of the target networks; 1 copies")
+
+
+class ReplayConfig(Section):
+    """What is kept to learn from."""
+
+    episodes: Count = _field(1000, "for the model: the best logged ones, then first in, first out")
+    sampling: Literal["length", "uniform"] = _field(
+        "length", "an episode's chance: by its length, or the same for all"
+    )
+    offline_transitions: Count = _field(1_000_000, "logged ones kept for the critic")
+    online_transitions: Count = _field(1_000_000, "collected ones kept for the critic")
+    online_after: CountOrZero = _field(5000, "collected transitions before the critic sees any")
+    online_share: Share = _field(0.5, "collected part of the critic's batch from then on")
+
+
+class OnlineConfig(Section):
+    """Finetuning: updates are owed per step and per episode collected."""
+
+    steps: CountOrZero = _field(200_000, "environment steps in all")
+    batch: Count = _field(512, "segments per update of the model")
+    lr: Part = _field(1e-4, "learning rate of the model, constant")
+    updates_per_step: Annotated[float, Field(ge=0, le=1000)] = _field(0.2, "owed per step")
+    updates_per_episode: CountOrZero = _field(0, "owed per episode, on top")
+    critic_updates: CountOrZero = _field(10, "critic updates per update of the model")
+
+
+class EvaluationConfig(Section):
+    """When and how long the policy is measured."""
+
+    every: Count = _field(10_000, "environment steps between two evaluations")
+    episodes: Annotated[int, Field(ge=1, le=100_000)] = _field(20, "episodes per evaluation")
+    seeds: Annotated[int, Field(ge=1, le=1000)] = _field(5, "training runs behind a reported score")
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = _field(
+        0, "of everything that is drawn at random"
+    )
+    model: ModelConfig = ModelConfig()
+    masks: MasksConfig = MasksConfig()
+    loss: LossConfig = LossConfig()
+    entropy: EntropyConfig = EntropyConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    pretrain: PretrainConfig = PretrainConfig()
+    dataset: DatasetConfig = DatasetConfig()
+    returns: ReturnsConfig = ReturnsConfig()
+    normaliser: NormaliserConfig = NormaliserConfig()
+    planner: PlannerConfig = PlannerConfig()
+    conditioning: ConditioningConfig = ConditioningConfig()
+    goal: GoalConfig = GoalConfig()
+    critic: CriticConfig = CriticConfig()
+    replay: ReplayConfig = ReplayConfig()
+    online: OnlineConfig = OnlineConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def context(self) -> int:
+        """Past steps in a window once an episode is long enough."""
+        return self.model.window - self.planner.horizon
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        for conflict in (*_model_conflicts(self), *_learning_conflicts(self)):
+            raise ValueError(conflict)
+        return self
+
+
+def _model_conflicts(config: Config) -> Iterator[str]:
+    model, masks, horizon = config.model, config.masks, config.planner.horizon
+    if model.width % model.heads:
+        yield (
+            f"model.width is {model.width}, which model.heads = {model.heads} does not divide;"
+            f" give a multiple of {model.heads}"
+        )
+    if model.width % 2:
+        yield f"model.width is {model.width}; give an even number, half for sines, half for cosines"
+    if model.log_sigma_min >= model.log_sigma_max:
+        yield (
+            f"model.log_sigma_min is {model.log_sigma_min};"
+            f" give less than model.log_sigma_max = {model.log_sigma_max}"
+        )
+    if horizon >= model.window:
+        yield f"planner.horizon is {horizon}; give less than model.window = {model.window}"
+    if math.floor(model.window * min(masks.keep_ratios)) < 1:
+        yield (
+            f"masks.keep_ratios has {min(masks.keep_ratios)}, which keeps none of"
+            f" model.window = {model.window} steps; give at least 1/{model.window}"
+        )
+    for path, weights in (("masks.mixture", masks.mixture), ("masks.pivot", masks.pivot)):
+        if not any(weights.model_dump().values()):
+            yield f"{path} has no weight above 0; give at least one"
+
+
+def _learning_conflicts(config: Config) -> Iterator[str]:
+    pretrain, online, replay = config.pretrain, config.online, config.replay
+    if pretrain.warmup > pretrain.updates:
+        yield (
+            f"pretrain.warmup is {pretrain.warmup};"
+            f" give at most pretrain.updates = {pretrain.updates}"
+        )
+    if config.masks.groups > min(pretrain.batch, online.batch):
+        yield (
+            f"masks.groups is {config.masks.groups}; give at most pretrain.batch ="
+            f" {pretrain.batch} and online.batch = {online.batch}"
+        )
+    if config.dataset.min_length < config.model.window:
+        yield (
+            f"dataset.min_length is {config.dataset.min_length};"
+            f" give at least model.window = {config.model.window}"
+        )
+    if config.returns.mode == "average" and config.returns.discount != 1:
+        yield (
+            f"returns.discount is {config.returns.discount};"
+            " give 1, or set returns.mode to sum, for an average is not discounted"
+        )
+    if not any(config.loss.weights.model_dump().values()):
+        yield "loss.weights has no weight above 0; give at least one"
+    if not online.updates_per_step and not online.updates_per_episode:
+        yield "online.updates_per_step is 0; give more, or set online.updates_per_episode above 0"
+    if replay.online_after > replay.online_transitions:
+        yield (
+            f"replay.online_after is {replay.online_after}; give at most"
+            f" replay.online_transitions = {replay.online_transitions}"
+        )
+
+
+def resolve(
+    *, preset: str | None = None, file: Path | str | None = None, sets: Sequence[str] = ()
+) -> Config:
+    """A preset, then the fields of a file, then `path=value` settings: later ones win."""
+    base = _preset(preset or DEFAULT_PRESET) if file is None else load(file, preset=preset)
+    return override(base, sets)
+
+
+def load(path: Path | str, *, preset: str | None = None) -> Config:
+    """Read a YAML file that may name the `preset` from which its fields differ."""
+    try:
+        return _from_tree(_read(Path(path).read_text(encoding="utf-8")), preset)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"{path} cannot be read: {reason}; give a YAML file") from error
+
+
+def dump(config: Config) -> str:
+    """YAML with every field, in the order of the models; `load` gives back an equal Config."""
+    tree = {"format": FORMAT, **config.model_dump()}
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
+
+
+def override(config: Config, sets: Sequence[str]) -> Config:
+    """Apply settings such as `planner.candidates=256` together; the value is read as YAML."""
+    return _changed(config, [_setting(text) for text in sets])
+
+
+def replace(config: Config, changes: Mapping[str, object]) -> Config:
+    """A copy with some fields changed, each given by its dotted path, checked as a whole."""
+    return _changed(config, changes.items())
+
+
+def flatten(config: Config) -> dict[str, object]:
+    """Dotted path to value, for every field."""
+    tree = config.model_dump()
+    return {path: _at(tree, path) for path in settings()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a user may know about one field."""
+
+    path: str
+    allowed: str  # type and range, or the list of values
+    meaning: str
+
+
+@cache
+def settings() -> Mapping[str, Setting]:
+    """Every field by dotted path, in the order of the models."""
+    schema = Config.model_json_schema()
+    return {setting.path: setting for setting in _settings_of(schema, schema["$defs"], "")}
+
+
+def _settings_of(
+    schema: Mapping[str, Any], sections: Mapping[str, Any], prefix: str
+) -> Iterator[Setting]:
+    for name, node in schema["properties"].items():
+        if "$ref" in node:
+            section = sections[node["$ref"].rpartition("/")[2]]
+            yield from _settings_of(section, sections, f"{prefix}{name}.")
+        else:
+            yield Setting(path=prefix + name, allowed=_allowed(node), meaning=node["description"])
+
+
+_BOUNDS = {  # JSON schema's words and ours
+    "minimum": "of at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
+
+
+def _allowed(node: Mapping[str, Any]) -> str:
+    """A field's JSON schema in words: `a number from 0 to 1`."""
+    if "enum" in node:
+        return f"one of {', '.join(node['enum'])}"
+    if node["type"] == "array":
+        return f"a list of 1 to {node['maxItems']}, each {_allowed(node['items'])}"
+    if node["type"] == "boolean":
+        return "true or false"
+    kind = "an integer" if node["type"] == "integer" else "a number"
+    if "minimum" in node and "maximum" in node:
+        return f"{kind} from {node['minimum']:.10g} to {node['maximum']:.10g}"
+    bounds = (f"{word} {node[key]:.10g}" for key, word in _BOUNDS.items() if key in node)
+    return f"{kind} {' and '.join(bounds)}"
+
+
+def _preset(name: object) -> Config:
+    from m3pc.presets import PRESETS  # that table is made of Configs, so it comes after this module
+
+    if isinstance(name, str) and name in PRESETS:
+        return PRESETS[name]
+    raise InputError(f"preset is {_shown(name)}; give one of {', '.join(PRESETS)}")
+
+
+def _from_tree(tree: object, preset: str | None) -> Config:
+    if not isinstance(tree, dict):
+        raise InputError(f"found {_shown(tree)}; give a mapping of sections to fields")
+    written = tree.pop("format", FORMAT)
+    if written != FORMAT:
+        raise InputError(f"format is {_shown(written)}; this version reads format {FORMAT}")
+    named = tree.pop("preset", preset or DEFAULT_PRESET)
+    base = _preset(named)
+    if preset not in (None, named):
+        raise InputError(f"preset is {_shown(named)}; give {_shown(preset)}, as asked for, or none")
+    return replace(base, tree)
+
+
+def _setting(text: str) -> tuple[str, object]:
+    path, equals, value = text.partition("=")
+    path = path.strip()
+    if not equals or not path:
+        raise InputError(f"{_shown(text)} is not a setting; give a field and a value, a.b=c")
+    try:
+        return path, _read(value)
+    except InputError as error:
+        raise InputError(f"{_plain(path)} is {_shown(value)}: {error}") from error
+
+
+def _changed(config: Config, changes: Iterable[tuple[str, object]]) -> Config:
+    tree = config.model_dump()
+    for path, value in changes:
+        for field, leaf in _leaves(path, value):
+            section, _, name = field.rpartition(".")
+            _at(tree, section)[name] = leaf
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(_sentence(error.errors()[0], tree)) from error
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """The fields that a value sets: the one at the path, or those of a mapping for a section."""
+    inside = [
+        known.removeprefix(f"{path}.") for known in settings() if known.startswith(f"{path}.")
+    ]
+    if path in settings():
+        yield path, value
+    elif not inside:
+        raise InputError(_unknown(path))
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(f"{path}.{name}", inner)
+    else:
+        names = ", ".join(dict.fromkeys(name.partition(".")[0] for name in inside))
+        raise InputError(f"{path} is {_shown(value)}; give a mapping of {names}")
+
+
+def _unknown(path: str) -> str:
+    leaf = path.rpartition(".")[2]
+    namesakes = [known for known in settings() if known.rpartition(".")[2] == leaf]
+    sections = dict.fromkeys(known.rpartition(".")[0] for known in settings())
+    near = difflib.get_close_matches(path, [*settings(), *sections], cutoff=0.7)
+    close = dict.fromkeys([*namesakes, *near])
+    hint = f"the closest are {', '.join(list(close)[:4])}" if close else "none comes close"
+    return f"{_plain(path)} is not a field; {hint}; `m3pc config fields` lists all"
+
+
+def _sentence(error: ErrorDetails, tree: Mapping[str, Any]) -> str:
+    """One of pydantic's findings in our words: the field, what was found, what is allowed."""
+    if not error["loc"]:
+        return str(error["ctx"]["error"])  # a conflict between fields speaks for itself
+    path = ".".join(part for part in error["loc"] if isinstance(part, str))
+    return f"{path} is {_shown(_at(tree, path))}; give {settings()[path].allowed}"
+
+
+def _at(tree: Any, path: str) -> Any:
+    """What is at a dotted path of nested mappings; all of it at the empty path."""
+    for name in filter(None, path.split(".")):
+        tree = tree[name]
+    return tree
+
+
+def _shown(value: object) -> str:
+    """A value as YAML would have it, short enough for a sentence."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, str):
+        return _plain(repr(value))
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, tuple):
+        return _plain(f"[{', '.join(map(_shown, value[:10]))}{', …' * (len(value) > 10)}]")
+    return _plain(f"{value}")
+
+
+def _plain(text: str) -> str:
+    printable = "".join(character if character.isprintable() else "?" for character in text)
+    return printable if len(printable) <= 80 else printable[:79] + "…"
+
+
+# YAML 1.2's core schema. PyYAML follows 1.1, in which 1e-3 is text, `no` is false and 1:30 is 90.
+_SCALARS = (
+    (re.compile(r"~|null|Null|NULL|"), lambda text: None),
+    (re.compile(r"true|True|TRUE"), lambda text: True),
+    (re.compile(r"false|False|FALSE"), lambda text: False),
+    (re.compile(r"[-+]?[0-9][0-9_]{0,99}"), lambda text: int(text.replace("_", ""))),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
+    (re.compile(r"[-+]?\.(inf|Inf|INF)"), lambda text: float(text.replace(".", ""))),
+    (re.compile(r"\.(nan|NaN|NAN)"), lambda text: math.nan),
+)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists on one line."""
+
+
+_Dumper.add_representer(
+    tuple,
+    lambda dumper, items: dumper.represent_sequence(
+        "tag:yaml.org,2002:seq", items, flow_style=True
+    ),
+)
+
+
+def _read(text: str) -> object:
+    """YAML text as dict, tuple, str, int, float, bool or None."""
+    try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            _refuse_reference(event)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        return None if node is None else _value(node)
+    except RecursionError as error:
+        raise InputError("not YAML that can be read: nested too deeply") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "a character that YAML does not allow"
+        raise InputError(f"not YAML that can be read: {_plain(problem)}{where}") from error
+
+
+def _refuse_reference(event: yaml.Event) -> None:
+    """Aliases can make a small text huge or endless, tags can name any type: neither is needed."""
+    if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
+        raise InputError("YAML aliases and tags are not read; write the value itself")
+
+
+def _value(node: yaml.Node, path: str = "") -> object:
+    if isinstance(node, yaml.MappingNode):
+        return dict(_items(node, path))
+    if isinstance(node, yaml.SequenceNode):
+        return tuple(_value(item, path) for item in node.value)
+    text = str(node.value)
+    if getattr(node, "style", None) is not None:  # quoted or block text
+        return text
+    return next((make(text) for form, make in _SCALARS if form.fullmatch(text)), text)
+
+
+def _items(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, object]]:
+    seen = set()
+    for key, value in node.value:
+        name, line = str(key.value), key.start_mark.line + 1
+        here = f"{path}.{name}" if path else name
+        if not isinstance(key, yaml.ScalarNode) or "." in name:
+            raise InputError(
+                f"{_plain(here)} in line {line} is not one name; put a field under its section"
+            )
+        if name in seen:
+            raise InputError(f"{_plain(here)} is given twice, again in line {line}; give it once")
+        seen.add(name)
+        yield name, _value(value, here)

@@ -1,0 +1,86 @@
+"""The behaviour policy inside a D4RL file, or a DOPE checkpoint: arrays of one small network.
+
+Both name their layers fc0, fc1, ..., last_fc (mean) and last_fc_log_std, each with weight and bias.
+"""
+
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from m3pc.datasets.hdf5 import array, members, open_hdf5, subgroup
+from m3pc.types import Floats, InputError
+
+LARGEST = 256 << 20  # bytes of all arrays
+Arrays = dict[str, Floats]
+
+
+def main(job: dict[str, Any]) -> None:
+    """In the sandbox: read job['path'], write its checked arrays to job['out'] as .npz."""
+    path = Path(job["path"])
+    raw = _from_npz(path) if zipfile.is_zipfile(path) else _from_hdf5(path)
+    np.savez(job["out"], **check(raw, path.name))  # type: ignore[arg-type]
+
+
+def load(path: Path) -> Arrays:
+    """What `main` wrote, checked once more."""
+    with np.load(path, allow_pickle=False) as found:
+        return check(dict(found), path.name)
+
+
+def check(raw: Mapping[str, np.ndarray], name: str) -> Arrays:
+    """Float32 arrays whose shapes chain from the state to the action, all finite."""
+    hidden = sorted(
+        (k for k in raw if re.fullmatch(r"fc\d+\.weight", k)), key=lambda k: int(k[2:-7])
+    )
+    layers = [k.removesuffix(".weight") for k in hidden] + ["last_fc", "last_fc_log_std"]
+    wanted = [f"{layer}.{part}" for layer in layers for part in ("weight", "bias")]
+    missing = [key for key in wanted if key not in raw]
+    if missing or not hidden:
+        raise InputError(
+            f"{name} holds no policy: {missing or ['fc0.weight']} missing, found {sorted(raw)[:8]}"
+        )
+    arrays = {key: np.ascontiguousarray(raw[key], dtype=np.float32) for key in wanted}
+    width = arrays[hidden[0]].shape[-1]
+    for layer in layers:
+        weight, bias = arrays[f"{layer}.weight"], arrays[f"{layer}.bias"]
+        if weight.ndim != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
+            raise InputError(
+                f"{name}: {layer} has shapes {list(weight.shape)}, {list(bias.shape)}; expected [out, {width}], [out]"
+            )
+        if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+            raise InputError(f"{name}: {layer} holds NaN or Inf")
+        width = len(weight) if layer.startswith("fc") else width
+    return arrays
+
+
+def _from_hdf5(path: Path) -> dict[str, np.ndarray]:
+    with open_hdf5(path) as file:
+        if "metadata" not in members(file) or "policy" not in members(subgroup(file, "metadata")):
+            raise InputError(
+                f"{path.name} holds no behaviour policy (metadata/policy); D4RL's medium and expert files do"
+            )
+        policy = subgroup(subgroup(file, "metadata"), "policy")
+        layers = [
+            name for name in members(policy) if re.fullmatch(r"fc\d+|last_fc|last_fc_log_std", name)
+        ]
+        return {
+            f"{layer}.{part}": array(subgroup(policy, layer), part)
+            for layer in layers
+            for part in ("weight", "bias")
+        }
+
+
+def _from_npz(path: Path) -> dict[str, np.ndarray]:
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > LARGEST:
+        raise InputError(f"{path.name} unpacks to {size} bytes; a policy needs at most {LARGEST}")
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return dict(found)
+    except ValueError as error:
+        raise InputError(f"{path.name} is not a plain .npz of numbers: {error}") from None

@@ -1,0 +1,121 @@
+"""D4RL's HDF5: transitions laid end to end, in the layouts of v0 to v2. n transitions, S, A sizes."""
+
+import re
+from collections.abc import Iterator
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from m3pc.datasets.hdf5 import matrix, members, to_float32, vector
+from m3pc.datasets.source import Options, Source
+from m3pc.types import Episode, Floats, InputError
+
+HORIZON = 1000  # step limit of the locomotion tasks
+JUMP = 1e-6  # a successor further than this from the next row's state began another episode
+ROBOTS = {
+    "hopper": "d4rl/Hopper-v2",
+    "walker": "d4rl/Walker2d-v2",
+    "halfcheetah": "d4rl/HalfCheetah-v2",
+}
+Flags = NDArray[np.bool_]
+
+
+def is_d4rl(file: h5py.File) -> bool:
+    return {"observations", "actions", "rewards", "terminals"} <= set(file)
+
+
+def read_d4rl(file: h5py.File, name: str, options: Options) -> Source:
+    """Episodes end at terminals, at time-outs, where states jump, and at the end of the file."""
+    present = members(file)
+    states, actions = matrix(file, "observations"), matrix(file, "actions")
+    rewards, terminals = to_float32(vector(file, "rewards")), _flags(file, "terminals")
+    successors = matrix(file, "next_observations") if "next_observations" in present else None
+    timeouts = _flags(file, "timeouts") if "timeouts" in present else np.zeros_like(terminals)
+    _same_length(actions, rewards, terminals, timeouts, states=states, successors=successors)
+    horizon = options.horizon or HORIZON
+    ends = terminals | timeouts | _jumps(states, successors)
+    if "timeouts" not in present:
+        timeouts = _clock_ends(ends, horizon)
+    ends |= timeouts
+    ends[-1] = True
+    return Source(
+        kind="d4rl",
+        states=states.shape[1],
+        actions=actions.shape[1],
+        horizon=horizon,
+        env=options.env or robot(name),
+        details={"transitions": len(states), "successors": successors is not None},
+        episodes=_episodes(states, successors, actions, rewards, terminals, timeouts, ends),
+    )
+
+
+def _episodes(
+    states: Floats,
+    successors: Floats | None,
+    actions: Floats,
+    rewards: Floats,
+    terminals: Flags,
+    timeouts: Flags,
+    ends: Flags,
+) -> Iterator[Episode]:
+    first = 0
+    for last in np.flatnonzero(ends):
+        steps = slice(first, last + 1)
+        first = last + 1
+        if successors is not None:
+            final = successors[last]
+        elif terminals[last]:
+            final = states[last]  # unknown, and never looked at: nothing follows a terminal
+        else:
+            steps = slice(steps.start, last)  # the last state is known, the step from it is not
+            final = states[last]
+        if steps.start == steps.stop:
+            continue  # a lone transition whose successor nobody stored
+        yield Episode(
+            states=np.concatenate([states[steps], final[None]]),
+            actions=actions[steps],
+            rewards=rewards[steps],
+            terminated=bool(terminals[last]),
+            truncated=bool(timeouts[last] and not terminals[last]),
+        )
+
+
+def _jumps(states: Floats, successors: Floats | None) -> Flags:
+    jumps = np.zeros(len(states), dtype=np.bool_)
+    if successors is not None:
+        jumps[:-1] = np.abs(states[1:] - successors[:-1]).max(axis=1) > JUMP
+    return jumps
+
+
+def _clock_ends(ends: Flags, horizon: int) -> Flags:
+    """Time-outs of a file that stores none: every `horizon` steps since the last end."""
+    rows = np.arange(len(ends))
+    begins = np.append(True, ends[:-1])
+    since = rows - np.maximum.accumulate(np.where(begins, rows, 0))
+    return (since % horizon == horizon - 1) & ~ends
+
+
+def _flags(file: h5py.File, name: str) -> Flags:
+    values = vector(file, name)
+    if not np.isin(values, (0, 1)).all():
+        raise InputError(f"/{name} holds other values than 0 and 1")
+    return values.astype(np.bool_)
+
+
+def _same_length(*columns: NDArray[np.generic], states: Floats, successors: Floats | None) -> None:
+    lengths = [len(states), *(len(column) for column in columns)]
+    if len(set(lengths)) > 1:
+        raise InputError(
+            f"columns have different lengths: {lengths} rows of observations, actions, rewards, terminals, timeouts"
+        )
+    if successors is not None and successors.shape != states.shape:
+        raise InputError(
+            f"next_observations have shape {list(successors.shape)}, observations {list(states.shape)}"
+        )
+
+
+def robot(name: str) -> str | None:
+    """The environment that a D4RL file name speaks of."""
+    found = re.match(r"(hopper|walker|halfcheetah)(?=2d|[-_])", name.lower())
+    return ROBOTS[found[1]] if found else None

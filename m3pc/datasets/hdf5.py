@@ -1,0 +1,128 @@
+"""HDF5 from strangers: only plain arrays of numbers, sized before they are read."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from m3pc.types import InputError
+
+LARGEST = 4 << 30  # bytes of one array in memory
+BUILT_IN_FILTERS = {1, 2, 3, 4, 5, 6, 32000}  # deflate ... scale-offset, and h5py's own lzf
+NUMBERS = "fiub"  # numpy kinds: float, int, unsigned, bool
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[h5py.File]:
+    with _readable(path.name):
+        file = h5py.File(path, "r")
+    with file:
+        yield file
+
+
+def members(group: h5py.Group) -> list[str]:
+    """Names in a group, none of which leads out of the file."""
+    with _readable(group.name):
+        links = {name: group.get(name, getlink=True) for name in group}
+    for name, link in links.items():
+        if not isinstance(link, h5py.HardLink):
+            raise InputError(
+                f"{group.name}/{name} is a {type(link).__name__}, which may lead to another place "
+                "or file; only plain groups and arrays are read"
+            )
+    return list(links)
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """Whatever the HDF5 library says of a damaged file becomes one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{what} is not readable as HDF5: {error}") from error
+
+
+def refuse_links(group: h5py.Group) -> None:
+    """Walk a file that another library is going to read."""
+    for name in members(group):
+        child = _member(group, name)
+        if isinstance(child, h5py.Group):
+            refuse_links(child)
+        elif child.is_virtual or child.external:
+            raise InputError(f"{child.name} keeps its data in other files, which are not read")
+
+
+def subgroup(group: h5py.Group, name: str) -> h5py.Group:
+    found = _member(group, name)
+    if not isinstance(found, h5py.Group):
+        raise InputError(f"{found.name} is an array, expected a group")
+    return found
+
+
+def array(group: h5py.Group, name: str) -> NDArray[Any]:
+    """One array of numbers, refused by its header before a byte of it is read."""
+    found = _member(group, name)
+    if not isinstance(found, h5py.Dataset):
+        raise InputError(f"{found.name} is a group, expected an array")
+    with _readable(found.name):
+        _check_header(found)
+        values: NDArray[Any] = found[()]
+    return values
+
+
+def _member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
+    if name not in members(group):
+        raise InputError(f"{group.name} has no {name!r}; found {members(group)[:12]}")
+    with _readable(f"{group.name}/{name}"):
+        return group[name]
+
+
+def _check_header(found: h5py.Dataset) -> None:
+    if found.dtype.kind not in NUMBERS:
+        raise InputError(f"{found.name} holds {found.dtype}, expected numbers")
+    if found.is_virtual or found.external:
+        raise InputError(f"{found.name} keeps its data in other files, which are not read")
+    if found.shape is None or found.size * max(found.dtype.itemsize, 8) > LARGEST:
+        raise InputError(
+            f"{found.name} says it has shape {found.shape}; at most {LARGEST} bytes are read"
+        )
+    properties = found.id.get_create_plist()
+    filters = {properties.get_filter(i)[0] for i in range(properties.get_nfilters())}
+    if not filters <= BUILT_IN_FILTERS:
+        unknown = sorted(filters - BUILT_IN_FILTERS)
+        raise InputError(f"{found.name} needs the plug-in filters {unknown}, which are not loaded")
+
+
+def vector(group: h5py.Group, name: str) -> NDArray[Any]:
+    """An array [n] or [n, 1] as [n]."""
+    values = array(group, name)
+    if values.ndim == 2 and values.shape[1] == 1:
+        return values[:, 0]
+    if values.ndim != 1:
+        raise InputError(
+            f"{group.name}/{name} has shape {list(values.shape)}, expected [n] or [n, 1]"
+        )
+    return values
+
+
+def matrix(group: h5py.Group, name: str) -> NDArray[np.float32]:
+    """An array [n, width] as float32; a number too large for it becomes Inf and is refused later."""
+    values = array(group, name)
+    if values.ndim == 1 and len(values):
+        values = values[:, None]
+    if values.ndim != 2 or 0 in values.shape:
+        raise InputError(
+            f"{group.name}/{name} has shape {list(values.shape)}, expected [n, width] with neither 0"
+        )
+    return to_float32(values)
+
+
+def to_float32(values: NDArray[Any]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)

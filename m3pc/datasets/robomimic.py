@@ -1,0 +1,95 @@
+"""robomimic's HDF5: one group a demonstration, observations by name. L steps, S, A sizes."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+import h5py
+import numpy as np
+
+from m3pc.datasets.hdf5 import matrix, members, subgroup, to_float32, vector
+from m3pc.datasets.source import Options, Source
+from m3pc.types import Episode, Floats, InputError
+
+KEYS = ("eef_pos", "eef_quat", "gripper_qpos", "object")  # `robot0_` may be left out
+HORIZON = 400  # robomimic's own for its lift and can data
+
+
+def is_robomimic(file: h5py.File) -> bool:
+    return isinstance(file.get("data", getlink=True), h5py.HardLink) and any(
+        name.startswith("demo_") for name in file["data"]
+    )
+
+
+def read_robomimic(file: h5py.File, options: Options) -> Source:
+    data = subgroup(file, "data")
+    demos = sorted(
+        (name for name in members(data) if re.fullmatch(r"demo_\d+", name)),
+        key=lambda name: int(name.removeprefix("demo_")),
+    )
+    keys = options.keys or KEYS
+    first = _episode(subgroup(data, demos[0]), keys)
+    return Source(
+        kind="robomimic",
+        states=first.states.shape[1],
+        actions=first.actions.shape[1],
+        horizon=options.horizon or HORIZON,
+        env=options.env or _environment(data),
+        details={"keys": list(keys), "demonstrations": len(demos)},
+        episodes=_episodes(data, demos, keys),
+    )
+
+
+def _episodes(data: h5py.Group, demos: Sequence[str], keys: Sequence[str]) -> Iterator[Episode]:
+    for name in demos:
+        yield _episode(subgroup(data, name), keys)
+
+
+def _episode(demo: h5py.Group, keys: Sequence[str]) -> Episode:
+    """All stored steps. Without `next_obs` the last step is left out: where it led was not kept."""
+    states = _observations(subgroup(demo, "obs"), keys)
+    actions, rewards = matrix(demo, "actions"), to_float32(vector(demo, "rewards"))
+    done = vector(demo, "dones").astype(np.bool_)
+    lengths = [len(states), len(actions), len(rewards), len(done)]
+    if len(set(lengths)) > 1:
+        raise InputError(
+            f"{demo.name} has {lengths} rows of obs, actions, rewards, dones; expected one length"
+        )
+    if "next_obs" in members(demo):
+        states = np.concatenate([states, _observations(subgroup(demo, "next_obs"), keys)[-1:]])
+    else:
+        actions, rewards = actions[:-1], rewards[:-1]
+    return Episode(
+        states=states,
+        actions=actions,
+        rewards=rewards,
+        terminated=bool(done[-1]),
+        truncated=not done[-1],
+    )
+
+
+def _observations(group: h5py.Group, keys: Sequence[str]) -> Floats:
+    present = members(group)
+    names = [key if key in present else f"robot0_{key}" for key in keys]
+    missing = [key for key, name in zip(keys, names, strict=True) if name not in present]
+    if missing:
+        raise InputError(
+            f"{group.name} lacks the observations {missing}; choose with --keys from {present}"
+        )
+    parts = [matrix(group, name) for name in names]
+    if len({len(part) for part in parts}) > 1:
+        lengths = [len(part) for part in parts]
+        raise InputError(f"{group.name} has observations of different lengths: {lengths}")
+    return np.concatenate(parts, axis=1)
+
+
+def _environment(data: h5py.Group) -> str | None:
+    """`env_args` is JSON text that names the robosuite task."""
+    text = data.attrs.get("env_args")
+    if not isinstance(text, str):
+        return None
+    try:
+        name = json.loads(text)["env_name"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{data.name} has env_args that are not JSON with an env_name") from None
+    return f"robosuite/{name}"

@@ -1,0 +1,131 @@
+"""A child process for what must not take its parent down: foreign files, under limits.
+
+The child sets its limits before it imports any parser, runs `main(job)` of the module it was given,
+reports progress as JSON lines and ends with exit code 0, or with 2 and one sentence.
+"""
+
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import m3pc
+from m3pc.types import InputError
+
+DEBUG = "M3PC_DEBUG"  # set it to see the child's own traceback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    memory: int = 8 << 30  # bytes of address space
+    seconds: float = 600.0  # of wall time, and of CPU time
+
+
+def run_limited(
+    module: str, job: dict[str, Any], limits: Limits, on_progress: Callable[[dict[str, Any]], None]
+) -> None:
+    """Run `module.main(job)` in a child. InputError if it refuses, dies or exceeds its limits."""
+    command = [sys.executable, "-m", "m3pc.datasets.sandbox"]
+    order = json.dumps({"module": module, "job": job, "limits": asdict(limits)})
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+        start_new_session=True,
+    ) as child:
+        assert child.stdin and child.stdout and child.stderr
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            child.kill()
+
+        watchdog = threading.Timer(limits.seconds, stop)
+        errors: list[str] = []
+        drain = threading.Thread(target=lambda: errors.append(child.stderr.read()), daemon=True)  # type: ignore[union-attr]
+        watchdog.start()
+        drain.start()
+        try:
+            child.stdin.write(order)
+            child.stdin.close()
+            for line in child.stdout:
+                on_progress(json.loads(line))
+            child.wait()
+        finally:
+            watchdog.cancel()
+            child.kill()
+        drain.join(timeout=10)
+    if child.returncode != 0:
+        raise InputError(_verdict(child.returncode, "".join(errors), limits, late=late.is_set()))
+
+
+def report(**progress: object) -> None:
+    """Called in the child: one line of progress for the parent."""
+    sys.stdout.write(json.dumps(progress) + "\n")
+    sys.stdout.flush()
+
+
+def _verdict(code: int, errors: str, limits: Limits, *, late: bool) -> str:
+    if late or code == -signal.SIGXCPU:
+        return f"reading took longer than {limits.seconds:g} s; raise --time-limit if the file is to be trusted"
+    if code == 2:
+        return errors.strip().splitlines()[-1] if errors.strip() else "the reader gave no reason"
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"the file brought its reader down ({name}): it is damaged, or made to do harm"
+    return f"the reader failed with exit code {code}: {errors.strip()[-300:]}"
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(m3pc.__file__).parent.parent)
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "ARROW_DEFAULT_MEMORY_POOL": "system",  # obeys the address-space limit
+        "HDF5_PLUGIN_PRELOAD": "::",  # never load a filter from elsewhere
+        "HDF5_USE_FILE_LOCKING": "FALSE",  # read-only folders cannot be locked
+        "OPENBLAS_NUM_THREADS": "1",  # each thread's stack would count against the limit
+    }
+
+
+def _enter(limits: Limits) -> None:
+    seconds = int(limits.seconds) + 1
+    resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _child() -> int:
+    order = json.load(sys.stdin)
+    limits = Limits(**order["limits"])
+    _enter(limits)
+    try:
+        importlib.import_module(order["module"]).main(order["job"])
+    except InputError as error:
+        reason = str(error)
+    except MemoryError:
+        reason = f"reading needs more than {limits.memory >> 20} MiB; raise --memory-limit if the file is to be trusted"
+    except Exception as error:  # a parser may raise anything over a hostile file
+        reason = f"the file cannot be read: {type(error).__name__}: {error}"
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+    else:
+        return 0
+    sys.stderr.write(" ".join(reason.split()) + "\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(_child())

@@ -1,0 +1,26 @@
+"""What every reader of foreign data gives: sizes and origin first, then episodes one by one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from m3pc.types import Episode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user may say about a file that it does not say itself."""
+
+    keys: tuple[str, ...] = ()  # observations to join, in this order
+    horizon: int | None = None  # H, the environment's step limit
+    env: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    kind: str  # d4rl, robomimic, minari
+    states: int  # S
+    actions: int  # A
+    horizon: int  # H
+    env: str | None
+    details: dict[str, object]  # anything else worth keeping with the data
+    episodes: Iterator[Episode]

@@ -1,0 +1,77 @@
+"""Files that are either whole or absent: staged folders, durable writes, hashes."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from m3pc.types import InputError
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a folder survive a power loss, as fsync does for a file's bytes."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Create a file that must not exist yet, and its name, on disk."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(path.parent)
+
+
+def refuse_existing(path: Path) -> None:
+    if path.exists() or path.is_symlink():
+        raise InputError(f"{path} exists already; give another name or remove it first")
+
+
+@contextmanager
+def staged_directory(path: Path) -> Iterator[Path]:
+    """Yield a folder beside `path` that takes its name when the block ends, and vanishes if it fails.
+
+    What a killed process left behind is removed by the next one; a living one is not disturbed.
+    """
+    refuse_existing(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stage = path.parent / f".{path.name}.partial"
+    stage.mkdir(exist_ok=True)
+    descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{path} is being written by another process; wait for it") from None
+        _empty(stage)
+        try:
+            yield stage
+            sync_directory(stage)
+            refuse_existing(path)
+            stage.rename(path)
+        except BaseException:
+            shutil.rmtree(stage, ignore_errors=True)
+            raise
+        sync_directory(path.parent)
+    finally:
+        os.close(descriptor)
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

@@ -1,0 +1,75 @@
+"""The three presets. `paper` is the default of every field; the table holds what the others change.
+
+parity  what the authors' released code did, with every quirk that changes a number
+paper   the paper's text, and the code's value where the text is silent
+small   what two CPU cores can train in minutes
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from m3pc.config import Config, replace
+
+SAME: Final = object()  # as in `paper`
+
+# fmt: off
+TABLE: Mapping[str, tuple[object, object]] = {
+    #                                   parity             small
+    "model.width":                     (SAME,              64),
+    "model.action_head":               ("linear",          "linear"),
+    "pretrain.batch":                  (SAME,              128),
+    "pretrain.updates":                (140_010,           8_000),
+    "pretrain.warmup":                 (SAME,              200),
+    "pretrain.lr":                     (SAME,              1e-3),
+    "masks.mixture.policy":            (SAME,              1.0),  # a third each: the model then
+    "masks.mixture.dynamics":          (SAME,              1.0),  # predicts what planning asks for
+    "loss.actions_over":               ("hidden",          "hidden"),
+    "loss.visible_action_mse":         (True,              True),
+    "entropy.per":                     ("dimension",       "dimension"),
+    "entropy.target":                  (SAME,              -1.0),
+    "loss.online":                     ("states+actions",  SAME),
+    "entropy.alpha_online":            ("reset",           SAME),
+    "normaliser.padded":               (True,              SAME),
+    "normaliser.std_floor":            (0.1,               SAME),
+    "normaliser.below_floor":          ("one",             SAME),
+    "returns.include_now":             (False,             SAME),
+    "planner.return_scale":            ("1000-steps",      SAME),
+    "planner.discount_start":          (1,                 SAME),
+    "planner.state_now":               ("reconstructed",   SAME),
+    "planner.utility":                 (SAME,              "standardised"),
+    "planner.m.inverse_temperature":   (0.01,              SAME),
+    "planner.candidates":              (SAME,              64),
+    "planner.q.spread":                (SAME,              0.5),  # full spread leaves narrow data
+    "conditioning.exploration":        ("maximum",         SAME),
+    "goal.fill":                       ("released",        SAME),
+    "goal.first_visible":              ("waypoints",       SAME),
+    "goal.waypoints":                  ("released",        SAME),
+    "goal.spacing.walker2d":           (41,                SAME),
+    "critic.regression_updates":       (SAME,              4_000),
+    "critic.updates":                  (SAME,              10_000),
+    "critic.tau":                      (1e-3,              SAME),
+    # Beside those switches: how fast and how long to learn online.
+    "planner.mode":                    (SAME,              "m"),
+    "online.updates_per_step":         (0.0,               SAME),
+    "online.updates_per_episode":      (200,               SAME),
+    "online.batch":                    (SAME,              128),
+    "online.steps":                    (SAME,              30_000),
+    "evaluation.every":                (SAME,              5_000),
+    "evaluation.episodes":             (SAME,              10),
+}
+# fmt: on
+
+
+def _column(index: int) -> dict[str, object]:
+    return {path: row[index] for path, row in TABLE.items() if row[index] is not SAME}
+
+
+PAPER: Final = Config()
+PRESETS: Mapping[str, Config] = MappingProxyType(
+    {
+        "parity": replace(PAPER, _column(0)),
+        "paper": PAPER,
+        "small": replace(PAPER, _column(1)),
+    }
+)

@@ -1,0 +1,49 @@
+"""Reward still to come at every step, for many episodes laid end to end. R rows, E episodes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from m3pc.types import Floats
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnRule:
+    """What `returns` means; ALGORITHM section 13 gives each preset its own."""
+
+    horizon: int  # H, the environment's step limit
+    average: bool = True  # divide by the H - t steps that could still follow
+    include_current: bool = True  # whether r_t itself is still to come at step t
+    discount: float = 1.0
+
+
+def returns_to_go(rewards: Floats, lengths: Rows, rule: ReturnRule) -> Floats:
+    """[R] rewards of E episodes with `lengths` [E] -> [R] returns, in one reverse pass.
+
+    g_t = r_t + discount * g_{t+1}, taken over all episodes at once from their last steps backwards;
+    summed in float64, so that a long episode's early returns are as exact as its late ones.
+    """
+    ends = np.cumsum(lengths)
+    returns = rewards.astype(np.float64)
+    order = np.argsort(-lengths, kind="stable")  # the episodes still running are a prefix
+    last = ends[order] - 1
+    running = np.searchsorted(-lengths[order], -np.arange(1, lengths.max(initial=0)), side="left")
+    for back, count in enumerate(running.tolist(), start=1):
+        rows = last[:count] - back
+        returns[rows] += rule.discount * returns[rows + 1]
+    if not rule.include_current:
+        # sum over k > t of discount^(k-t-1) r_k is g_{t+1}, and 0 at the last step
+        returns = np.append(returns[1:], 0.0)
+        returns[ends - 1] = 0.0
+    if rule.average:
+        returns /= np.maximum(rule.horizon - steps_within(lengths), 1)
+    return returns.astype(np.float32)
+
+
+def steps_within(lengths: Rows) -> Rows:
+    """0, 1, 2, ... inside each episode: [E] -> [R]."""
+    first = np.cumsum(lengths) - lengths
+    return np.arange(int(lengths.sum())) - np.repeat(first, lengths)

@@ -1,0 +1,65 @@
+"""In the sandbox: read a foreign file, write our store. Called as `main(job)` by the child."""
+
+from pathlib import Path
+from typing import Any
+
+from m3pc.datasets import d4rl, minari, robomimic
+from m3pc.datasets.hdf5 import open_hdf5
+from m3pc.datasets.sandbox import report
+from m3pc.datasets.source import Options, Source
+from m3pc.types import InputError
+from replay.manifest import Header
+from replay.store import StoreWriter
+
+REPORT_EVERY = 20_000  # steps
+
+
+def main(job: dict[str, Any]) -> None:
+    """job: path, kind ('' to find out), name, sha256, options, out (an empty folder)."""
+    options = Options(**{**job["options"], "keys": tuple(job["options"]["keys"])})
+    path = Path(job["path"])
+    origin = {"name": job["name"], "sha256": job["sha256"]}
+    if path.is_dir():
+        if not minari.is_minari(path):
+            raise InputError(
+                f"{path.name} is a folder, but not a Minari data set: data/metadata.json is missing"
+            )
+        _write(minari.read_minari(path, options), origin, Path(job["out"]))
+        return
+    with open_hdf5(path) as file:
+        kind = job["kind"] or _kind(file, path)
+        if kind == "robomimic":
+            source = robomimic.read_robomimic(file, options)
+        else:
+            source = d4rl.read_d4rl(file, job["name"], options)
+        _write(source, origin, Path(job["out"]))
+
+
+def _kind(file: Any, path: Path) -> str:
+    if robomimic.is_robomimic(file):
+        return "robomimic"
+    if d4rl.is_d4rl(file):
+        return "d4rl"
+    raise InputError(
+        f"{path.name} is neither D4RL (observations, actions, rewards, terminals) nor robomimic "
+        f"(data/demo_*): found {list(file)[:12]}"
+    )
+
+
+def _write(source: Source, origin: dict[str, str], out: Path) -> None:
+    header = Header(
+        states=source.states,
+        actions=source.actions,
+        horizon=source.horizon,
+        env=source.env,
+        source={"kind": source.kind, **origin, **source.details},
+    )
+    writer = StoreWriter(out, header)
+    reported = 0
+    for episode in source.episodes:
+        writer.append(episode)
+        if writer.steps - reported >= REPORT_EVERY:
+            reported = writer.steps
+            report(steps=writer.steps, episodes=writer.episodes)
+    writer.close()
+    report(steps=writer.steps, episodes=writer.episodes)

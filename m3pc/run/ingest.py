@@ -1,0 +1,49 @@
+"""Foreign data in, one verified store out."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from m3pc.datasets.download import locate
+from m3pc.datasets.sandbox import Limits, run_limited
+from m3pc.datasets.source import Options
+from m3pc.files import sha256, staged_directory
+from m3pc.types import InputError
+from replay.store import Store
+
+
+def ingest(
+    source: str,
+    out: Path,
+    options: Options,
+    limits: Limits,
+    on_progress: Callable[[dict[str, Any]], None],
+    *,
+    expected_sha256: str | None = None,
+) -> Store:
+    """`source` is a path or a dataset id. Nothing appears at `out` unless all of it is good."""
+    with staged_directory(out) as stage:
+        found = locate(source, on_progress)
+        digest = _digest(found.path)
+        if expected_sha256 and digest != expected_sha256:
+            raise InputError(f"{found.path.name} has SHA-256 {digest}, expected {expected_sha256}")
+        job = {
+            "path": str(found.path),
+            "kind": found.kind,
+            "name": found.name,
+            "sha256": digest,
+            "options": asdict(options),
+            "out": str(stage),
+        }
+        run_limited("m3pc.run.convert", job, limits, on_progress)
+        Store(stage)  # what the child wrote is looked at as critically as any other store
+    return Store(out)
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of the file, or of a folder's main data file."""
+    if path.is_dir():
+        main = path / "data" / "main_data.hdf5"
+        return sha256(main) if main.is_file() else ""
+    return sha256(path)

@@ -1,0 +1,178 @@
+"""Make a data set: train a policy with SAC until it reaches a stated return, then roll it out.
+
+Each training episode is played whole by one version of the policy; as many gradient updates as it
+had steps follow. So an episode's version says exactly who acted; a run depends on its seed alone.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from actors.collect import episode_streams, rollout
+from actors.policy import Linear, TanhGaussian
+from learner.sac import SAC, Settings
+from m3pc.envs import make, normalised_score
+from m3pc.envs.make import Env
+from m3pc.types import Episode, Floats, InputError
+
+# Where training stops, on D4RL's scale: 0 is a random policy, 100 an expert.
+QUALITIES: Mapping[str, float] = MappingProxyType(
+    {"medium": 40.0, "medium-replay": 40.0, "expert": 90.0}
+)
+RECENT = 10  # training episodes behind `training_return`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One point of the learning curve."""
+
+    steps: int  # taken in the environment so far
+    evaluation_return: float  # mean over deterministic episodes
+    training_return: float  # mean over the last few training episodes
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    episodes: tuple[Episode, ...]  # all of them, in order; version = updates done when each began
+    curve: tuple[Progress, ...]
+    policy: TanhGaussian
+    version: int  # updates behind the policy
+    reached: bool  # the mean evaluation return reached the target
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """The policy of the first episodes."""
+
+    size: int
+
+    def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
+        assert rng is not None, "uniform actions need randomness"
+        return rng.uniform(-1, 1, self.size).astype(np.float32)
+
+
+def target_return(env_id: str, quality: str, given: float | None = None) -> float:
+    """The return at which training stops: as given, or the quality's score on D4RL's scale."""
+    if quality not in QUALITIES:
+        raise InputError(f"quality is {quality!r}; give one of {', '.join(QUALITIES)}")
+    if given is not None:
+        return given
+    zero, one = (normalised_score(env_id, episode_return) for episode_return in (0.0, 1.0))
+    if zero is None or one is None:
+        raise InputError(
+            f"{env_id} has no reference score, so {quality} does not say at which return to stop; "
+            "give the target return as a number"
+        )
+    return (QUALITIES[quality] - zero) / (one - zero)  # a score is linear in the return
+
+
+def train(
+    env_id: str,
+    *,
+    target_return: float,
+    max_steps: int,
+    seed: int,
+    evaluate_every: int = 2_500,
+    evaluation_episodes: int = 10,
+    random_steps: int = 1_000,
+    settings: Settings | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+    clock: Callable[[], float] = time.process_time,
+) -> Training:
+    """SAC until the mean evaluation return reaches the target or `max_steps` have passed."""
+    with make(env_id) as env, make(env_id) as evaluation_env:
+        training_seed, evaluation_seed, learner_seed = _seeds(seed, 3)
+        sizes = _sizes(env)
+        sac = SAC(*sizes, settings or Settings(), seed=learner_seed)
+        policy = _policy(sac)  # follows the updates
+        episodes: list[Episode] = []
+        curve: list[Progress] = []
+        steps, reached, started = 0, False, clock()
+        while steps < max_steps and not reached:
+            actor = policy if steps >= random_steps else Uniform(sizes[1])
+            reset_seed, rng = episode_streams(training_seed, len(episodes))
+            episode = rollout(env, actor, seed=reset_seed, rng=rng, version=sac.updates)
+            episodes.append(episode)
+            steps += len(episode)
+            sac.add(episode)
+            if steps >= random_steps:
+                sac.update(len(episode))
+            if steps >= evaluate_every * (len(curve) + 1) or steps >= max_steps:
+                numbers = range(
+                    len(curve) * evaluation_episodes, (len(curve) + 1) * evaluation_episodes
+                )
+                progress = Progress(
+                    steps=steps,
+                    evaluation_return=_evaluate(evaluation_env, policy, evaluation_seed, numbers),
+                    training_return=_mean_return(episodes[-RECENT:]),
+                    cpu_seconds=clock() - started,
+                )
+                curve.append(progress)
+                on_progress(progress)
+                reached = progress.evaluation_return >= target_return
+        return Training(
+            episodes=tuple(episodes),
+            curve=tuple(curve),
+            policy=_policy(sac, copy=True),
+            version=sac.updates,
+            reached=reached,
+        )
+
+
+def collect(
+    env_id: str, policy: TanhGaussian, *, steps: int, seed: int, version: int = -1
+) -> Iterator[Episode]:
+    """Whole episodes of the stochastic policy, until together they have at least `steps` steps."""
+    with make(env_id) as env:
+        taken = number = 0
+        while taken < steps:
+            reset_seed, rng = episode_streams(seed, number)
+            episode = rollout(env, policy, seed=reset_seed, rng=rng, version=version)
+            taken, number = taken + len(episode), number + 1
+            yield episode
+
+
+def thin(episodes: Sequence[Episode], steps: int) -> list[Episode]:
+    """Evenly spaced episodes, in order, `steps` steps at most: a smaller replay, as diverse."""
+    count = len(episodes)
+    while count:
+        # The middle of each of `count` equal parts; distinct, as a part is one episode or more.
+        kept = [episodes[(2 * i + 1) * len(episodes) // (2 * count)] for i in range(count)]
+        total = sum(map(len, kept))
+        if total <= steps:
+            return kept
+        count = min(count - 1, count * steps // total + 1)
+    return []
+
+
+def _seeds(seed: int, count: int) -> list[int]:
+    return [int(word) for word in np.random.SeedSequence(seed).generate_state(count)]
+
+
+def _sizes(env: Env) -> tuple[int, int]:
+    """Numbers in a state and in an action."""
+    assert env.observation_space.shape and env.action_space.shape
+    return env.observation_space.shape[0], env.action_space.shape[0]
+
+
+def _policy(sac: SAC, *, copy: bool = False) -> TanhGaussian:
+    linears = [
+        Linear(weight=weight.copy() if copy else weight, bias=bias.copy() if copy else bias)
+        for weight, bias in sac.layers()
+    ]
+    *hidden, mean, log_std = linears
+    return TanhGaussian(hidden=tuple(hidden), mean=mean, log_std=log_std)
+
+
+def _evaluate(env: Env, policy: TanhGaussian, seed: int, numbers: Sequence[int]) -> float:
+    """Mean return of the deterministic policy, on starts that no other evaluation has."""
+    starts = [episode_streams(seed, number)[0] for number in numbers]
+    return _mean_return([rollout(env, policy, seed=start, rng=None) for start in starts])
+
+
+def _mean_return(episodes: Sequence[Episode]) -> float:
+    return float(np.mean([episode.rewards.sum(dtype=np.float64) for episode in episodes]))

@@ -1,0 +1,86 @@
+"""The columns of a store. Every row is fixed-width, so a column is one block of memory. S, A sizes.
+
+A segment is two Arrow IPC files with one record batch each: its steps, a row a step, and its
+episodes, a row an episode. Episodes never span segments. The state in which an episode ended
+stands in its own row of `episodes`: no step was taken from it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from m3pc.returns import steps_within
+from m3pc.types import Episode
+
+FORMAT = 1
+
+
+def steps_schema(states: int, actions: int) -> pa.Schema:
+    return _required(
+        states=pa.list_(pa.float32(), states),
+        actions=pa.list_(pa.float32(), actions),
+        rewards=pa.float32(),
+        episode=pa.int64(),  # joins with the episodes file
+        step=pa.int32(),  # since the episode's reset
+    )
+
+
+def episodes_schema(states: int) -> pa.Schema:
+    return _required(
+        episode=pa.int64(),  # number in the store
+        first=pa.int64(),  # its first row in the steps file beside
+        length=pa.int32(),
+        terminated=pa.bool_(),
+        truncated=pa.bool_(),
+        final_state=pa.list_(pa.float32(), states),
+        episode_return=pa.float64(),
+        seed=pa.int64(),
+        version=pa.int64(),
+    )
+
+
+def steps_batch(
+    episodes: Sequence[Episode], first_number: int, schema: pa.Schema
+) -> pa.RecordBatch:
+    lengths = _lengths(episodes)
+    numbers = np.arange(first_number, first_number + len(episodes), dtype=np.int64)
+    columns = {
+        "states": _vectors(np.concatenate([e.states[:-1] for e in episodes])),
+        "actions": _vectors(np.concatenate([e.actions for e in episodes])),
+        "rewards": pa.array(np.concatenate([e.rewards for e in episodes])),
+        "episode": pa.array(np.repeat(numbers, lengths)),
+        "step": pa.array(steps_within(lengths).astype(np.int32)),
+    }
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def episodes_batch(
+    episodes: Sequence[Episode], first_number: int, schema: pa.Schema
+) -> pa.RecordBatch:
+    lengths = _lengths(episodes)
+    columns = {
+        "episode": pa.array(np.arange(first_number, first_number + len(episodes))),
+        "first": pa.array(np.cumsum(lengths) - lengths),
+        "length": pa.array(lengths.astype(np.int32)),
+        "terminated": pa.array([e.terminated for e in episodes]),
+        "truncated": pa.array([e.truncated for e in episodes]),
+        "final_state": _vectors(np.stack([e.states[-1] for e in episodes])),
+        "episode_return": pa.array([e.rewards.sum(dtype=np.float64) for e in episodes]),
+        "seed": pa.array([e.seed for e in episodes], pa.int64()),
+        "version": pa.array([e.version for e in episodes], pa.int64()),
+    }
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def _required(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
+
+
+def _vectors(values: np.ndarray) -> pa.Array:
+    flat = pa.array(np.ascontiguousarray(values, dtype=np.float32).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _lengths(episodes: Sequence[Episode]) -> np.ndarray:
+    return np.array([len(e) for e in episodes], dtype=np.int64)

@@ -1,0 +1,56 @@
+"""What a store holds, in numbers. S state, A action."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from m3pc.types import Floats
+from replay.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """Per dimension, over every step."""
+
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    states: Moments  # [S]
+    actions: Moments  # [A]
+    rewards: Moments  # [1]
+    terminated: int  # episodes that the task ended
+    truncated: int  # episodes that the clock ended
+    cut: int  # episodes that neither ended
+
+
+def statistics(store: Store) -> Statistics:
+    parts = store.segments
+    terminated = sum(int(part.terminated.sum()) for part in parts)
+    truncated = sum(int((part.truncated & ~part.terminated).sum()) for part in parts)
+    return Statistics(
+        states=moments([part.states for part in parts]),
+        actions=moments([part.actions for part in parts]),
+        rewards=moments([part.rewards[:, None] for part in parts]),
+        terminated=terminated,
+        truncated=truncated,
+        cut=store.totals.episodes - terminated - truncated,
+    )
+
+
+def moments(parts: list[Floats]) -> Moments:
+    """Two passes in float64: the mean first, then the spread around it, exact for any offset."""
+    count = sum(len(part) for part in parts)
+    mean = sum(part.sum(axis=0, dtype=np.float64) for part in parts) / count
+    square = sum(((part - mean) ** 2).sum(axis=0) for part in parts) / count
+    return Moments(
+        mean=np.asarray(mean),
+        std=np.sqrt(square),
+        low=np.min([part.min(axis=0) for part in parts], axis=0).astype(np.float64),
+        high=np.max([part.max(axis=0) for part in parts], axis=0).astype(np.float64),
+    )

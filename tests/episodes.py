@@ -1,0 +1,28 @@
+"""Small episodes for tests: every number tells where it came from."""
+
+import numpy as np
+
+from m3pc.types import Episode
+from replay.manifest import Header
+
+
+def numbered(number: int, length: int, *, terminated: bool = False, states: int = 2) -> Episode:
+    """State dimension 0 is the episode, dimension 1 the step; the reward is step + 1."""
+    steps = np.arange(length + 1, dtype=np.float32)
+    rows = np.zeros((length + 1, states), np.float32)
+    rows[:, 0], rows[:, 1] = number, steps
+    return Episode(
+        states=rows,
+        actions=(steps[:-1, None] / 1000).astype(np.float32),
+        rewards=steps[:-1] + 1,
+        terminated=terminated,
+        truncated=not terminated,
+        seed=number + 100,
+        version=number + 7,
+    )
+
+
+def header(*, states: int = 2, actions: int = 1, horizon: int = 1000) -> Header:
+    return Header(
+        states=states, actions=actions, horizon=horizon, env=None, source={"kind": "test"}
+    )

@@ -1,0 +1,87 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m3pc.returns import ReturnRule, returns_to_go
+from m3pc.types import InputError
+from replay.sampler import Sampler
+from replay.store import Store, write_store
+from tests.episodes import header, numbered
+
+LENGTHS = [5, 3, 9, 4, 12]
+LENGTH = 4
+RULE = ReturnRule(horizon=1000)
+
+
+def make(path: Path, *, segment_bytes: int) -> Store:
+    with write_store(path, header(), segment_bytes=segment_bytes) as writer:
+        for number, length in enumerate(LENGTHS):
+            writer.append(numbered(number, length))
+    return Store(path)
+
+
+def sampler(store: Store, *, batch: int = 64, seed: int = 0) -> Sampler:
+    return Sampler(store, length=LENGTH, batch=batch, seed=seed, returns=RULE)
+
+
+@pytest.mark.parametrize("segment_bytes", [1, 150, 1 << 20])
+def test_a_piece_is_consecutive_steps_of_one_episode(tmp_path: Path, segment_bytes: int) -> None:
+    drawn = sampler(make(tmp_path / "s", segment_bytes=segment_bytes)).batch(3)
+    episode, step = drawn.states[..., 0], drawn.states[..., 1]
+    assert (episode == episode[:, :1]).all()
+    assert (np.diff(step, axis=1) == 1).all()
+    assert (step[:, 0] == drawn.steps).all()
+    assert (drawn.rewards == step + 1).all()
+    assert np.allclose(drawn.actions[..., 0], step / 1000)
+    for row in range(len(step)):
+        length = LENGTHS[int(episode[row, 0])]
+        whole = returns_to_go(np.arange(1, length + 1, dtype=np.float32), np.array([length]), RULE)
+        first = int(step[row, 0])
+        assert drawn.returns[row].tolist() == whole[first : first + LENGTH].tolist()
+
+
+def test_every_possible_piece_comes_equally_often_and_no_other(tmp_path: Path) -> None:
+    drawn = sampler(make(tmp_path / "s", segment_bytes=150), batch=20_000).batch(0)
+    pieces, counts = np.unique(drawn.states[:, 0].astype(int), axis=0, return_counts=True)
+    possible = [
+        [episode, first]
+        for episode, length in enumerate(LENGTHS)
+        for first in range(length - LENGTH + 1)
+    ]
+    assert pieces.tolist() == possible
+    # Multinomial: 20,000 / 18 = 1111 expected, standard deviation 32; six of them never happen.
+    assert np.abs(counts - 20_000 / len(possible)).max() < 6 * 32
+
+
+def test_the_number_of_pieces_is_known(tmp_path: Path) -> None:
+    assert len(sampler(make(tmp_path / "s", segment_bytes=1))) == 2 + 6 + 1 + 9
+
+
+def test_segments_on_disk_do_not_change_what_is_drawn(tmp_path: Path) -> None:
+    one = sampler(make(tmp_path / "one", segment_bytes=1 << 20)).batch(5)
+    many = sampler(make(tmp_path / "many", segment_bytes=1)).batch(5)
+    assert all(np.array_equal(getattr(one, name), getattr(many, name)) for name in one.__slots__)
+
+
+def test_seed_and_update_alone_determine_a_batch(tmp_path: Path) -> None:
+    store = make(tmp_path / "s", segment_bytes=1 << 20)
+    forwards = [sampler(store).batch(update).states for update in range(4)]
+    again = sampler(store)
+    backwards = [again.batch(update).states for update in reversed(range(4))]
+    assert all(map(np.array_equal, forwards, reversed(backwards)))
+    assert not np.array_equal(forwards[0], forwards[1])
+    assert not np.array_equal(forwards[0], sampler(store, seed=1).batch(0).states)
+
+
+def test_episodes_that_are_all_too_short_are_refused(tmp_path: Path) -> None:
+    store = make(tmp_path / "s", segment_bytes=1 << 20)
+    with pytest.raises(InputError, match="longest has 12"):
+        Sampler(store, length=13, batch=1, seed=0, returns=RULE)
+
+
+def test_the_replay_package_never_loads_torch() -> None:
+    code = "import replay.sampler, replay.statistics, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
