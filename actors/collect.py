@@ -13,7 +13,7 @@ class Policy(Protocol):
 
 
 def episode_streams(seed: int, number: int) -> tuple[int, np.random.Generator]:
-    """Seed of the environment's reset and the policy's noise, from (run seed, episode number) alone."""
+    """The environment's reset seed and the policy's noise, from (run seed, episode) alone."""
     sequence = np.random.SeedSequence([seed, number])
     reset_seed, noise_seed = sequence.spawn(2)
     # Gymnasium takes a non-negative Python integer; 31 bits are safe for every environment.

@@ -28,11 +28,11 @@ class TanhGaussian:
 
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
         """tanh of a Gaussian draw [A]; with no `rng`, of the Gaussian's mean."""
-        x = state
+        x: Floats = state
         for layer in self.hidden:
-            x = np.maximum(layer(x), 0.0)
+            x = np.maximum(layer(x), np.float32(0))
         u = self.mean(x)
         if rng is not None:
-            std = np.exp(np.clip(self.log_std(x), *LOG_STD_RANGE))
+            std: Floats = np.exp(self.log_std(x).clip(*LOG_STD_RANGE))
             u = u + std * rng.standard_normal(len(u), dtype=np.float32)
         return np.tanh(u)

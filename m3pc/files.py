@@ -41,20 +41,21 @@ def refuse_existing(path: Path) -> None:
 
 @contextmanager
 def staged_directory(path: Path) -> Iterator[Path]:
-    """Yield a folder beside `path` that takes its name when the block ends, and vanishes if it fails.
+    """Yield a folder beside `path` that takes its name when the block ends, or vanishes.
 
     What a killed process left behind is removed by the next one; a living one is not disturbed.
     """
-    refuse_existing(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     stage = path.parent / f".{path.name}.partial"
-    stage.mkdir(exist_ok=True)
-    descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{path} is being written by another process; wait for it") from None
+        refuse_existing(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stage.mkdir(exist_ok=True)
+        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise InputError(f"{path} cannot be made: {error}; give another name") from None
+    try:
+        if not _own(descriptor, stage):
+            raise InputError(f"{path} is being written by another process; wait for it")
         _empty(stage)
         try:
             yield stage
@@ -67,6 +68,15 @@ def staged_directory(path: Path) -> Iterator[Path]:
         sync_directory(path.parent)
     finally:
         os.close(descriptor)
+
+
+def _own(descriptor: int, folder: Path) -> bool:
+    """Lock an open folder; False too if its name went to another while we opened it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), folder.lstat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
 
 
 def _empty(folder: Path) -> None:

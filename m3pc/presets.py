@@ -1,16 +1,23 @@
-"""The three presets. `paper` is the default of every field; the table holds what the others change.
+"""The three presets, and a run's settings made from one. `paper` is the default of every field; the table holds what the others change.
 
 parity  what the authors' released code did, with every quirk that changes a number
 paper   the paper's text, and the code's value where the text is silent
 small   what two CPU cores can train in minutes
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from m3pc.config import Config, replace
+from m3pc import strict_yaml
+from m3pc.config import Config
+from m3pc.settings import override, replace
+from m3pc.strict_yaml import shown
+from m3pc.types import InputError
 
+FORMAT = 1  # of the YAML that `dump` writes
+DEFAULT_PRESET = "paper"
 SAME: Final = object()  # as in `paper`
 
 # fmt: off
@@ -73,3 +80,47 @@ PRESETS: Mapping[str, Config] = MappingProxyType(
         "small": replace(PAPER, _column(1)),
     }
 )
+
+
+def resolve(
+    *, preset: str | None = None, file: Path | str | None = None, sets: Sequence[str] = ()
+) -> Config:
+    """A preset, then the fields of a file, then `path=value` settings: later ones win."""
+    base = _preset(preset or DEFAULT_PRESET) if file is None else load(file, preset=preset)
+    return override(base, sets)
+
+
+def load(path: Path | str, *, preset: str | None = None) -> Config:
+    """Read a YAML file that may name the `preset` from which its fields differ."""
+    try:
+        return _from_tree(strict_yaml.read(Path(path).read_text(encoding="utf-8")), preset)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"{path} cannot be read: {reason}; give a YAML file") from error
+
+
+def dump(config: Config) -> str:
+    """YAML with every field, in the order of the models; `load` gives back an equal Config."""
+    tree = {"format": FORMAT, **config.model_dump()}
+    return strict_yaml.write(tree)
+
+
+def _preset(name: object) -> Config:
+    if isinstance(name, str) and name in PRESETS:
+        return PRESETS[name]
+    raise InputError(f"preset is {shown(name)}; give one of {', '.join(PRESETS)}")
+
+
+def _from_tree(tree: object, preset: str | None) -> Config:
+    if not isinstance(tree, dict):
+        raise InputError(f"found {shown(tree)}; give a mapping of sections to fields")
+    written = tree.pop("format", FORMAT)
+    if written != FORMAT:
+        raise InputError(f"format is {shown(written)}; this version reads format {FORMAT}")
+    named = tree.pop("preset", preset or DEFAULT_PRESET)
+    base = _preset(named)
+    if preset not in (None, named):
+        raise InputError(f"preset is {shown(named)}; give {shown(preset)}, as asked for, or none")
+    return replace(base, tree)

@@ -16,7 +16,7 @@ class ReturnRule:
 
     horizon: int  # H, the environment's step limit
     average: bool = True  # divide by the H - t steps that could still follow
-    include_current: bool = True  # whether r_t itself is still to come at step t
+    include_now: bool = True  # whether r_t itself is still to come at step t
     discount: float = 1.0
 
 
@@ -34,7 +34,7 @@ def returns_to_go(rewards: Floats, lengths: Rows, rule: ReturnRule) -> Floats:
     for back, count in enumerate(running.tolist(), start=1):
         rows = last[:count] - back
         returns[rows] += rule.discount * returns[rows + 1]
-    if not rule.include_current:
+    if not rule.include_now:
         # sum over k > t of discount^(k-t-1) r_k is g_{t+1}, and 0 at the last step
         returns = np.append(returns[1:], 0.0)
         returns[ends - 1] = 0.0

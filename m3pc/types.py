@@ -1,4 +1,4 @@
-"""What crosses package borders. B batch, L steps of an episode, T steps of a window, S state, A action."""
+"""What crosses package borders. B batch, L steps of an episode, T of a piece, S state, A action."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ Y = TypeVar("Y")
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used. The message says what was found, what was expected, what to do."""
+    """What the user gave cannot be used: what was found, what was expected, what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

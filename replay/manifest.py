@@ -121,7 +121,7 @@ def _refuse_other_formats(body: bytes, path: Path) -> None:
     """Say so before the fields of a format that we do not know are taken for errors."""
     try:
         found = json.loads(body)["format"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path} does not begin with a header; it is not a store") from None
     if found != FORMAT:
         raise InputError(

@@ -1,7 +1,7 @@
-"""Random pieces of T steps, copied straight from the mapped columns. B batch, R rows, E episodes."""
+"""Random pieces of T steps, copied straight from the mapped columns. B batch, R rows."""
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class Sampler:
         """How many different pieces there are."""
         return self._starts.count
 
-    def batch(self, update: int) -> SegmentBatch[NDArray[np.generic]]:
+    def batch(self, update: int) -> SegmentBatch[NDArray[Any]]:
         rows, steps = self._starts.draw(counter_stream(self._seed, update), self._batch)
         places = _split(rows, self._bounds)
         return SegmentBatch(
@@ -50,29 +50,27 @@ class Sampler:
 
 
 class Starts:
-    """Which rows may begin a piece, numbered without gaps: no table over rows, only over episodes."""
+    """The rows that may begin a piece, numbered without gaps by a table over episodes."""
 
     def __init__(self, store: Store, length: int) -> None:
         lengths = store.lengths
         long_enough = lengths >= length
-        first = np.cumsum(lengths) - lengths
-        self._first = first[long_enough]  # row of step 0, over all segments
-        self._before = np.cumsum(lengths[long_enough] - length + 1)  # pieces up to and with episode
-        if not len(self._first):
+        if not long_enough.any():
             raise InputError(
                 f"{store.path} has no episode of {length} steps or more (the longest has "
                 f"{lengths.max()}); use a shorter length"
             )
-        self.count = int(self._before[-1])
+        # Episode e owns the pieces numbered edges[e] .. edges[e + 1] - 1, one a starting step.
+        self._edges = np.append(0, np.cumsum(lengths[long_enough] - length + 1))
+        first = (np.cumsum(lengths) - lengths)[long_enough]  # row of step 0, over all segments
+        self._row_of_piece_0 = first - self._edges[:-1]
+        self.count = int(self._edges[-1])
 
     def draw(self, rng: np.random.Generator, count: int) -> tuple[Rows, Rows]:
         """Rows and absolute steps where `count` pieces begin."""
         pieces = rng.integers(self.count, size=count)
-        episode = np.searchsorted(self._before, pieces, side="right")
-        # pieces of episode e are numbered before[e-1] .. before[e]-1, counting its steps from 0
-        before = np.where(episode > 0, self._before[episode - 1], 0)
-        steps = pieces - before
-        return self._first[episode] + steps, steps
+        episode = np.searchsorted(self._edges, pieces, side="right") - 1
+        return self._row_of_piece_0[episode] + pieces, pieces - self._edges[episode]
 
 
 class Windows:
@@ -124,5 +122,5 @@ def _overlapping(column: Floats, length: int) -> NDArray[np.void]:
 
 
 def counter_stream(seed: int, update: int) -> np.random.Generator:
-    """The random stream of one update. Philox is a function of key and counter: 2^128 draws each."""
+    """The random stream of one update: Philox is a function of key and counter."""
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, update, 0]))

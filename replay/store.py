@@ -21,7 +21,7 @@ from m3pc.files import sha256, staged_directory, sync_directory, write_durably
 from m3pc.types import Episode, Floats, InputError
 from replay import manifest
 from replay.manifest import Close, FileEntry, Header, Seal
-from replay.schema import episodes_batch, episodes_schema, steps_batch, steps_schema
+from replay.schema import FORMAT, episodes_batch, episodes_schema, steps_batch, steps_schema
 
 SEGMENT_BYTES = 64 << 20  # a segment is sealed when its steps fill this much
 ACTION_SLACK = 1e-4  # rounding that recorders were seen to leave beyond [-1, 1]
@@ -101,7 +101,8 @@ class Store:
             )
         if lengths.sum() != steps.num_rows:
             raise InputError(
-                f"{folder / seal.steps.name} has {steps.num_rows} steps, its episodes {lengths.sum()}"
+                f"{folder / seal.steps.name} has {steps.num_rows} steps, "
+                f"its episodes {lengths.sum()}"
             )
         return Segment(
             states=_matrix(steps["states"]),
@@ -234,13 +235,18 @@ def _map(folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.RecordBatch:
         raise InputError(
             f"{path} was changed: it differs from the manifest's SHA-256; import the data again"
         )
-    with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
-        if reader.schema != schema or reader.num_record_batches != 1:
-            raise InputError(
-                f"{path} has other columns than format {manifest.FORMAT}; import the data again"
-            )
-        batch = reader.get_batch(0)
-    batch.validate(full=True)
+    try:
+        with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
+            if reader.schema != schema or reader.num_record_batches != 1:
+                raise InputError(
+                    f"{path} has other columns than format {FORMAT}; import the data again"
+                )
+            batch = reader.get_batch(0)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"{path} is not readable as Arrow: {error}; import the data again"
+        ) from None
     if batch.num_rows != entry.rows:
         raise InputError(f"{path} has {batch.num_rows} rows, the manifest says {entry.rows}")
     return batch

@@ -22,7 +22,7 @@ class Handler(BaseHTTPRequestHandler):
     ranges: ClassVar[bool] = True
     asked: ClassVar[list[str | None]] = []
 
-    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+    def do_GET(self) -> None:
         wanted = self.headers.get("Range")
         self.asked.append(wanted)
         first = (

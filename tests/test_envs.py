@@ -191,6 +191,12 @@ def test_a_limit_of_steps_is_read_or_given_or_missed() -> None:
         step_limit(make("Pendulum-v1", max_episode_steps=-1))
 
 
+@pytest.mark.usefixtures("toys")
+def test_an_environment_that_only_this_process_knows_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="not in another; give the module that registers it"):
+        make_vector("toy/Any-v0", 2, processes=True, observation_space=UNIT, action_space=UNIT)
+
+
 def test_no_environments_are_refused() -> None:
     with pytest.raises(InputError, match="0 environments"):
         make_vector("Pendulum-v1", 0)

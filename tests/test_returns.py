@@ -10,7 +10,7 @@ ONE = np.array([3])
 
 
 def test_average_without_the_current_reward_is_the_released_codes_worked_example() -> None:
-    rule = ReturnRule(horizon=5, include_current=False)
+    rule = ReturnRule(horizon=5, include_now=False)
     assert returns_to_go(REWARDS, ONE, rule).tolist() == [1.0, 0.75, 0.0]
 
 
@@ -19,9 +19,9 @@ def test_average_without_the_current_reward_is_the_released_codes_worked_example
     [
         (ReturnRule(horizon=5), [6 / 5, 5 / 4, 3 / 3]),
         (ReturnRule(horizon=5, average=False), [6, 5, 3]),
-        (ReturnRule(horizon=5, average=False, include_current=False), [5, 3, 0]),
+        (ReturnRule(horizon=5, average=False, include_now=False), [5, 3, 0]),
         (ReturnRule(horizon=5, average=False, discount=0.5), [1 + 1 + 0.75, 3.5, 3]),
-        (ReturnRule(horizon=5, average=False, discount=0.5, include_current=False), [3.5, 3, 0]),
+        (ReturnRule(horizon=5, average=False, discount=0.5, include_now=False), [3.5, 3, 0]),
         (ReturnRule(horizon=3), [6 / 3, 5 / 2, 3 / 1]),
     ],
 )
@@ -36,11 +36,11 @@ def test_each_rule_on_three_rewards(rule: ReturnRule, expected: list[float]) -> 
     st.booleans(),
 )
 def test_many_episodes_at_once_equal_each_alone(
-    lengths: list[int], discount: float, average: bool, include_current: bool
+    lengths: list[int], discount: float, average: bool, include_now: bool
 ) -> None:
     rewards = np.arange(1, sum(lengths) + 1, dtype=np.float32)
     rule = ReturnRule(
-        horizon=7, average=average, include_current=include_current, discount=discount
+        horizon=7, average=average, include_now=include_now, discount=discount
     )
     together = returns_to_go(rewards, np.array(lengths), rule)
     parts = np.split(rewards, np.cumsum(lengths)[:-1])

@@ -170,5 +170,6 @@ def _limits(memory: float, seconds: float) -> "Limits":
 def _done(store: "Store") -> None:
     totals = store.totals
     typer.echo(
-        f"{store.path}: {totals.episodes:,} episodes, {totals.steps:,} steps, checksum {store.checksum[:16]}"
+        f"{store.path}: {totals.episodes:,} episodes, {totals.steps:,} steps, "
+        f"checksum {store.checksum[:16]}"
     )

@@ -53,7 +53,8 @@ def _summary(store: Store) -> dict[str, Any]:
         "state, action sizes": f"{header.states}, {header.actions}",
         "step limit": header.horizon,
         "episode length": f"{lengths.min()} to {lengths.max()}, mean {lengths.mean():.1f}",
-        "return": f"{returns.min():.1f} to {returns.max():.1f}, mean {returns.mean():.1f}, std {returns.std():.1f}",
+        "return": f"{returns.min():.1f} to {returns.max():.1f}, "
+        f"mean {returns.mean():.1f}, std {returns.std():.1f}",
         "source": ", ".join(f"{key} {value}" for key, value in header.source.items()),
         "segments": store.totals.segments,
         "checksum": store.checksum,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from m3pc.datasets.hdf5 import array, members, open_hdf5, subgroup
+from m3pc.datasets.hdf5 import NUMBERS, array, members, open_hdf5, subgroup, to_float32
 from m3pc.types import Floats, InputError
 
 LARGEST = 256 << 20  # bytes of all arrays
@@ -33,27 +33,31 @@ def load(path: Path) -> Arrays:
 
 def check(raw: Mapping[str, np.ndarray], name: str) -> Arrays:
     """Float32 arrays whose shapes chain from the state to the action, all finite."""
-    hidden = sorted(
-        (k for k in raw if re.fullmatch(r"fc\d+\.weight", k)), key=lambda k: int(k[2:-7])
-    )
-    layers = [k.removesuffix(".weight") for k in hidden] + ["last_fc", "last_fc_log_std"]
+    hidden = [f"fc{i}" for i in range(sum(1 for k in raw if re.fullmatch(r"fc\d+\.weight", k)))]
+    layers = [*hidden, "last_fc", "last_fc_log_std"]
     wanted = [f"{layer}.{part}" for layer in layers for part in ("weight", "bias")]
     missing = [key for key in wanted if key not in raw]
     if missing or not hidden:
         raise InputError(
             f"{name} holds no policy: {missing or ['fc0.weight']} missing, found {sorted(raw)[:8]}"
         )
-    arrays = {key: np.ascontiguousarray(raw[key], dtype=np.float32) for key in wanted}
-    width = arrays[hidden[0]].shape[-1]
+    strange = [key for key in wanted if np.asarray(raw[key]).dtype.kind not in NUMBERS]
+    if strange:
+        raise InputError(f"{name}: {strange} are not arrays of numbers")
+    arrays = {key: to_float32(np.ascontiguousarray(raw[key])) for key in wanted}
+    width = arrays["fc0.weight"].shape[-1]
     for layer in layers:
         weight, bias = arrays[f"{layer}.weight"], arrays[f"{layer}.bias"]
         if weight.ndim != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
             raise InputError(
-                f"{name}: {layer} has shapes {list(weight.shape)}, {list(bias.shape)}; expected [out, {width}], [out]"
+                f"{name}: {layer} has shapes {list(weight.shape)}, {list(bias.shape)}; "
+                f"expected [out, {width}], [out]"
             )
         if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
             raise InputError(f"{name}: {layer} holds NaN or Inf")
-        width = len(weight) if layer.startswith("fc") else width
+        width = len(weight) if layer in hidden else width
+    if arrays["last_fc.bias"].shape != arrays["last_fc_log_std.bias"].shape:
+        raise InputError(f"{name}: last_fc and last_fc_log_std give actions of different widths")
     return arrays
 
 
@@ -61,7 +65,8 @@ def _from_hdf5(path: Path) -> dict[str, np.ndarray]:
     with open_hdf5(path) as file:
         if "metadata" not in members(file) or "policy" not in members(subgroup(file, "metadata")):
             raise InputError(
-                f"{path.name} holds no behaviour policy (metadata/policy); D4RL's medium and expert files do"
+                f"{path.name} holds no behaviour policy (metadata/policy); "
+                "D4RL's medium and expert files do"
             )
         policy = subgroup(subgroup(file, "metadata"), "policy")
         layers = [

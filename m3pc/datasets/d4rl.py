@@ -1,4 +1,4 @@
-"""D4RL's HDF5: transitions laid end to end, in the layouts of v0 to v2. n transitions, S, A sizes."""
+"""D4RL's HDF5: n transitions laid end to end, in the layouts of v0 to v2."""
 
 import re
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from m3pc.datasets.hdf5 import matrix, members, to_float32, vector
+from m3pc.datasets.hdf5 import flags, matrix, members, to_float32, vector
 from m3pc.datasets.source import Options, Source
 from m3pc.types import Episode, Floats, InputError
 
@@ -29,9 +29,9 @@ def read_d4rl(file: h5py.File, name: str, options: Options) -> Source:
     """Episodes end at terminals, at time-outs, where states jump, and at the end of the file."""
     present = members(file)
     states, actions = matrix(file, "observations"), matrix(file, "actions")
-    rewards, terminals = to_float32(vector(file, "rewards")), _flags(file, "terminals")
+    rewards, terminals = to_float32(vector(file, "rewards")), flags(file, "terminals")
     successors = matrix(file, "next_observations") if "next_observations" in present else None
-    timeouts = _flags(file, "timeouts") if "timeouts" in present else np.zeros_like(terminals)
+    timeouts = flags(file, "timeouts") if "timeouts" in present else np.zeros_like(terminals)
     _same_length(actions, rewards, terminals, timeouts, states=states, successors=successors)
     horizon = options.horizon or HORIZON
     ends = terminals | timeouts | _jumps(states, successors)
@@ -60,7 +60,7 @@ def _episodes(
     ends: Flags,
 ) -> Iterator[Episode]:
     first = 0
-    for last in np.flatnonzero(ends):
+    for last in np.flatnonzero(ends).tolist():
         steps = slice(first, last + 1)
         first = last + 1
         if successors is not None:
@@ -93,25 +93,21 @@ def _clock_ends(ends: Flags, horizon: int) -> Flags:
     rows = np.arange(len(ends))
     begins = np.append(True, ends[:-1])
     since = rows - np.maximum.accumulate(np.where(begins, rows, 0))
-    return (since % horizon == horizon - 1) & ~ends
-
-
-def _flags(file: h5py.File, name: str) -> Flags:
-    values = vector(file, name)
-    if not np.isin(values, (0, 1)).all():
-        raise InputError(f"/{name} holds other values than 0 and 1")
-    return values.astype(np.bool_)
+    late: Flags = since % horizon == horizon - 1
+    return late & ~ends
 
 
 def _same_length(*columns: NDArray[np.generic], states: Floats, successors: Floats | None) -> None:
     lengths = [len(states), *(len(column) for column in columns)]
     if len(set(lengths)) > 1:
         raise InputError(
-            f"columns have different lengths: {lengths} rows of observations, actions, rewards, terminals, timeouts"
+            f"columns have different lengths: {lengths} rows of observations, actions, rewards, "
+            "terminals, timeouts"
         )
     if successors is not None and successors.shape != states.shape:
         raise InputError(
-            f"next_observations have shape {list(successors.shape)}, observations {list(states.shape)}"
+            f"next_observations have shape {list(successors.shape)}, "
+            f"observations {list(states.shape)}"
         )
 
 

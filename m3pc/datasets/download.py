@@ -41,19 +41,20 @@ class Found:
 def locate(source: str, on_progress: Progress) -> Found:
     """A path as it is; an id from the cache, fetched first if need be."""
     kind, colon, rest = source.partition(":")
-    path = Path(source).expanduser()
-    if path.exists():
+    path = Path(os.path.expanduser(source))  # which, unlike pathlib's, takes any text
+    if os.path.exists(path):
         return Found(path=path, kind="", name=path.name)
     if not colon:
         raise InputError(
-            f"there is no file or folder {source}; give a path or an id such as d4rl:hopper-medium-v2"
+            f"there is no file or folder {source}; "
+            "give a path or an id such as d4rl:hopper-medium-v2"
         )
     if kind == "minari":
         return _minari(rest)
     if kind not in ("d4rl", "robomimic"):
         raise InputError(f"{source} begins with {kind!r}; known are d4rl:, robomimic: and minari:")
-    path = Path(rest).expanduser()
-    if path.is_file():
+    path = Path(os.path.expanduser(rest))
+    if os.path.isfile(path):
         return Found(path=path, kind=kind, name=path.name)
     entry = find(source)
     return Found(path=fetch(entry, cache() / "datasets", on_progress), kind=kind, name=rest)
@@ -65,14 +66,15 @@ def find(dataset_id: str) -> Entry:
     if dataset_id not in rows:
         close = difflib.get_close_matches(dataset_id, rows, n=4, cutoff=0.5)
         raise InputError(
-            f"there is no dataset {dataset_id}, nor a file of that name; did you mean one of {close or sorted(rows)[:8]}?"
+            f"there is no dataset {dataset_id}, nor a file of that name; "
+            f"did you mean one of {close or sorted(rows)[:8]}?"
         )
     row = rows[dataset_id]
     return Entry(id=row["id"], url=row["url"], bytes=int(row["bytes"]), sha256=row["sha256"])
 
 
 def fetch(entry: Entry, folder: Path, on_progress: Progress) -> Path:
-    """The entry's file in `folder`. A part that an earlier try left is continued, not begun again."""
+    """The entry's file in `folder`. What an earlier try left is continued, not begun again."""
     path = folder / f"{entry.id.replace(':', '-').replace('/', '-')}.hdf5"
     if path.is_file() and path.stat().st_size == entry.bytes and sha256(path) == entry.sha256:
         return path
@@ -83,7 +85,8 @@ def fetch(entry: Entry, folder: Path, on_progress: Progress) -> Path:
     except (urllib.error.URLError, OSError) as error:
         have = part.stat().st_size if part.exists() else 0
         raise InputError(
-            f"{entry.id} could not be fetched from {entry.url} ({getattr(error, 'reason', error)}); "
+            f"{entry.id} could not be fetched from {entry.url} "
+            f"({getattr(error, 'reason', error)}); "
             f"{have} of {entry.bytes} bytes are kept. Run the command again when the network is "
             f"there, or fetch the file by other means and give its path"
         ) from None
@@ -132,6 +135,7 @@ def _minari(dataset_id: str) -> Found:
         except Exception as error:  # Minari passes on what its network libraries raise
             raise InputError(
                 f"minari:{dataset_id} is not in {folder} and could not be fetched "
-                f"({type(error).__name__}: {error}); run `minari download {dataset_id}` where there is a network"
+                f"({type(error).__name__}: {error}); "
+                f"run `minari download {dataset_id}` where there is a network"
             ) from None
     return Found(path=folder, kind="minari", name=f"minari:{dataset_id}")

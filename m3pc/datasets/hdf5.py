@@ -29,11 +29,7 @@ def members(group: h5py.Group) -> list[str]:
     with _readable(group.name):
         links = {name: group.get(name, getlink=True) for name in group}
     for name, link in links.items():
-        if not isinstance(link, h5py.HardLink):
-            raise InputError(
-                f"{group.name}/{name} is a {type(link).__name__}, which may lead to another place "
-                "or file; only plain groups and arrays are read"
-            )
+        _refuse_link(_path(group, name), link)
     return list(links)
 
 
@@ -48,14 +44,24 @@ def _readable(what: str) -> Iterator[None]:
         raise InputError(f"{what} is not readable as HDF5: {error}") from error
 
 
-def refuse_links(group: h5py.Group) -> None:
-    """Walk a file that another library is going to read."""
-    for name in members(group):
-        child = _member(group, name)
-        if isinstance(child, h5py.Group):
-            refuse_links(child)
-        elif child.is_virtual or child.external:
-            raise InputError(f"{child.name} keeps its data in other files, which are not read")
+def refuse_links(file: h5py.File) -> None:
+    """Look at all of a file that another library is going to read, at each object once."""
+    with _readable(Path(file.filename).name):
+        file.visititems_links(_refuse_link)
+        file.visititems(lambda name, found: _refuse_elsewhere(found))
+
+
+def _refuse_link(path: str, link: object) -> None:
+    if not isinstance(link, h5py.HardLink):
+        raise InputError(
+            f"{path} is a {type(link).__name__}, which may lead to another place or file; "
+            "only plain groups and arrays are read"
+        )
+
+
+def _refuse_elsewhere(found: h5py.Group | h5py.Dataset) -> None:
+    if isinstance(found, h5py.Dataset) and (found.is_virtual or found.external):
+        raise InputError(f"{found.name} keeps its data in other files, which are not read")
 
 
 def subgroup(group: h5py.Group, name: str) -> h5py.Group:
@@ -77,17 +83,24 @@ def array(group: h5py.Group, name: str) -> NDArray[Any]:
 
 
 def _member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
-    if name not in members(group):
+    path = _path(group, name)
+    with _readable(path):
+        link = group.get(name, getlink=True)
+    if link is None:
         raise InputError(f"{group.name} has no {name!r}; found {members(group)[:12]}")
-    with _readable(f"{group.name}/{name}"):
+    _refuse_link(path, link)
+    with _readable(path):
         return group[name]
+
+
+def _path(group: h5py.Group, name: str) -> str:
+    return f"{group.name.rstrip('/')}/{name}"
 
 
 def _check_header(found: h5py.Dataset) -> None:
     if found.dtype.kind not in NUMBERS:
         raise InputError(f"{found.name} holds {found.dtype}, expected numbers")
-    if found.is_virtual or found.external:
-        raise InputError(f"{found.name} keeps its data in other files, which are not read")
+    _refuse_elsewhere(found)
     if found.shape is None or found.size * max(found.dtype.itemsize, 8) > LARGEST:
         raise InputError(
             f"{found.name} says it has shape {found.shape}; at most {LARGEST} bytes are read"
@@ -106,19 +119,28 @@ def vector(group: h5py.Group, name: str) -> NDArray[Any]:
         return values[:, 0]
     if values.ndim != 1:
         raise InputError(
-            f"{group.name}/{name} has shape {list(values.shape)}, expected [n] or [n, 1]"
+            f"{_path(group, name)} has shape {list(values.shape)}, expected [n] or [n, 1]"
         )
     return values
 
 
+def flags(group: h5py.Group, name: str) -> NDArray[np.bool_]:
+    """A vector of yes and no, in whatever kind of number."""
+    values = vector(group, name)
+    if not np.isin(values, (0, 1)).all():
+        raise InputError(f"{_path(group, name)} holds other values than 0 and 1")
+    return values.astype(np.bool_)
+
+
 def matrix(group: h5py.Group, name: str) -> NDArray[np.float32]:
-    """An array [n, width] as float32; a number too large for it becomes Inf and is refused later."""
+    """An array [n, width] as float32; a number too large becomes Inf and is refused later."""
     values = array(group, name)
     if values.ndim == 1 and len(values):
         values = values[:, None]
     if values.ndim != 2 or 0 in values.shape:
         raise InputError(
-            f"{group.name}/{name} has shape {list(values.shape)}, expected [n, width] with neither 0"
+            f"{_path(group, name)} has shape {list(values.shape)}, "
+            "expected [n, width] with neither 0"
         )
     return to_float32(values)
 

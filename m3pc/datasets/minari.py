@@ -52,7 +52,8 @@ def _episodes(
         actions = np.asarray(episode.actions, dtype=np.float32).reshape(len(episode.rewards), -1)
         if actions.shape[1] != len(low):
             raise InputError(
-                f"episode {episode.id} has actions of width {actions.shape[1]}, its space {len(low)}"
+                f"episode {episode.id} has actions of width {actions.shape[1]}, "
+                f"its space {len(low)}"
             )
         yield Episode(
             states=_join(episode.observations, keys),
@@ -73,7 +74,8 @@ def _join(observations: Any, keys: tuple[str, ...]) -> Floats:
         missing = [key for key in keys if key not in observations]
         if missing:
             raise InputError(
-                f"there are no observations {missing}; choose with --keys from {sorted(observations)}"
+                f"there are no observations {missing}; "
+                f"choose with --keys from {sorted(observations)}"
             )
         return np.concatenate([_flat(observations[key]) for key in keys], axis=1)
     if keys:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import h5py
 import numpy as np
 
-from m3pc.datasets.hdf5 import matrix, members, subgroup, to_float32, vector
+from m3pc.datasets.hdf5 import flags, matrix, members, subgroup, to_float32, vector
 from m3pc.datasets.source import Options, Source
 from m3pc.types import Episode, Floats, InputError
 
@@ -16,8 +16,10 @@ HORIZON = 400  # robomimic's own for its lift and can data
 
 
 def is_robomimic(file: h5py.File) -> bool:
-    return isinstance(file.get("data", getlink=True), h5py.HardLink) and any(
-        name.startswith("demo_") for name in file["data"]
+    return (
+        "data" in members(file)
+        and isinstance(file["data"], h5py.Group)
+        and any(name.startswith("demo_") for name in file["data"])
     )
 
 
@@ -27,6 +29,8 @@ def read_robomimic(file: h5py.File, options: Options) -> Source:
         (name for name in members(data) if re.fullmatch(r"demo_\d+", name)),
         key=lambda name: int(name.removeprefix("demo_")),
     )
+    if not demos:
+        raise InputError(f"{data.name} has no demo_0, demo_1, ...; found {members(data)[:12]}")
     keys = options.keys or KEYS
     first = _episode(subgroup(data, demos[0]), keys)
     return Source(
@@ -46,21 +50,30 @@ def _episodes(data: h5py.Group, demos: Sequence[str], keys: Sequence[str]) -> It
 
 
 def _episode(demo: h5py.Group, keys: Sequence[str]) -> Episode:
-    """All stored steps. Without `next_obs` the last step is left out: where it led was not kept."""
+    """All stored steps. Without `next_obs` the last is left out, unless the task ended there."""
     states = _observations(subgroup(demo, "obs"), keys)
     actions, rewards = matrix(demo, "actions"), to_float32(vector(demo, "rewards"))
-    done = vector(demo, "dones").astype(np.bool_)
+    done = flags(demo, "dones")
     lengths = [len(states), len(actions), len(rewards), len(done)]
     if len(set(lengths)) > 1:
         raise InputError(
             f"{demo.name} has {lengths} rows of obs, actions, rewards, dones; expected one length"
         )
     if "next_obs" in members(demo):
-        states = np.concatenate([states, _observations(subgroup(demo, "next_obs"), keys)[-1:]])
+        successors = _observations(subgroup(demo, "next_obs"), keys)
+        if successors.shape != states.shape:
+            raise InputError(
+                f"{demo.name} has obs of shape {list(states.shape)}, "
+                f"next_obs of {list(successors.shape)}; expected one shape"
+            )
+        final = successors[-1:]
+    elif done[-1]:
+        final = states[-1:]  # unknown, and never looked at: nothing follows a terminal
     else:
+        final = states[:0]  # the last state is known, the step from it is not
         actions, rewards = actions[:-1], rewards[:-1]
     return Episode(
-        states=states,
+        states=np.concatenate([states, final]),
         actions=actions,
         rewards=rewards,
         terminated=bool(done[-1]),

@@ -16,11 +16,12 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import m3pc
 from m3pc.types import InputError
 
+LONGEST = 1 << 16  # characters of a line from the child, and of its errors
 DEBUG = "M3PC_DEBUG"  # set it to see the child's own traceback
 
 
@@ -42,6 +43,7 @@ def run_limited(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",
         env=_environment(),
         start_new_session=True,
     ) as child:
@@ -54,19 +56,19 @@ def run_limited(
 
         watchdog = threading.Timer(limits.seconds, stop)
         errors: list[str] = []
-        drain = threading.Thread(target=lambda: errors.append(child.stderr.read()), daemon=True)  # type: ignore[union-attr]
+        drain = threading.Thread(target=_drain, args=(child.stderr, errors), daemon=True)
         watchdog.start()
         drain.start()
         try:
-            child.stdin.write(order)
-            child.stdin.close()
-            for line in child.stdout:
-                on_progress(json.loads(line))
+            child.stdin.write(order + "\n")
+            child.stdin.flush()  # and left open: its end tells the child that we are gone
+            while line := child.stdout.readline(LONGEST):
+                on_progress(_progress(line))
             child.wait()
         finally:
             watchdog.cancel()
             child.kill()
-        drain.join(timeout=10)
+            drain.join(timeout=10)
     if child.returncode != 0:
         raise InputError(_verdict(child.returncode, "".join(errors), limits, late=late.is_set()))
 
@@ -77,9 +79,35 @@ def report(**progress: object) -> None:
     sys.stdout.flush()
 
 
+def _progress(line: str) -> dict[str, Any]:
+    """What the child says is no more to be trusted than the file that it reads."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if (
+        isinstance(found, dict)
+        and found
+        and all(isinstance(value, int) for value in found.values())
+    ):
+        return found
+    raise InputError(f"the reader said {line[:80]!r} in place of numbers; the file is not trusted")
+
+
+def _drain(stream: IO[str], into: list[str]) -> None:
+    """Keep the end of what is written, however much that is."""
+    tail = ""
+    while block := stream.read(LONGEST):
+        tail = (tail + block)[-LONGEST:]
+    into.append(tail)
+
+
 def _verdict(code: int, errors: str, limits: Limits, *, late: bool) -> str:
     if late or code == -signal.SIGXCPU:
-        return f"reading took longer than {limits.seconds:g} s; raise --time-limit if the file is to be trusted"
+        return (
+            f"reading took longer than {limits.seconds:g} s; "
+            "raise --time-limit if the file is to be trusted"
+        )
     if code == 2:
         return errors.strip().splitlines()[-1] if errors.strip() else "the reader gave no reason"
     if code < 0:
@@ -105,10 +133,17 @@ def _enter(limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed must not leave a writer behind in its folder."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
 
 
 def _child() -> int:
-    order = json.load(sys.stdin)
+    order = json.loads(sys.stdin.readline())
     limits = Limits(**order["limits"])
     _enter(limits)
     try:
@@ -116,7 +151,10 @@ def _child() -> int:
     except InputError as error:
         reason = str(error)
     except MemoryError:
-        reason = f"reading needs more than {limits.memory >> 20} MiB; raise --memory-limit if the file is to be trusted"
+        reason = (
+            f"reading needs more than {limits.memory >> 20} MiB; "
+            "raise --memory-limit if the file is to be trusted"
+        )
     except Exception as error:  # a parser may raise anything over a hostile file
         reason = f"the file cannot be read: {type(error).__name__}: {error}"
         if os.environ.get(DEBUG):

@@ -47,13 +47,17 @@ def make_vector(env_id: str, count: int, *, processes: bool = False, **kwargs: A
     if count < 1:
         raise InputError(f"{count} environments were asked for; give a count of 1 or more")
     makers = [partial(make, env_id, **kwargs)] * count
-    disabled = AutoresetMode.DISABLED
-    envs: AsyncVectorEnv | SyncVectorEnv = (
-        # Spawned, because threads (torch, Ray) and GL contexts do not survive a fork.
-        AsyncVectorEnv(makers, autoreset_mode=disabled, context="spawn")
-        if processes
-        else SyncVectorEnv(makers, autoreset_mode=disabled)
-    )
+    envs: AsyncVectorEnv | SyncVectorEnv
+    try:
+        if processes:  # spawned: threads (torch, Ray) and GL contexts do not survive a fork
+            envs = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="spawn")
+        else:
+            envs = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
+    except (EOFError, ConnectionError) as error:  # one was made here, but the child ended at once
+        raise InputError(
+            f"environment {env_id!r} can be made in this process but not in another; "
+            "give the module that registers it as well, as in 'module:Name-v0'"
+        ) from error
     envs.spec = envs.get_attr("spec")[0]
     return envs
 

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from m3pc.datasets import d4rl, minari, robomimic
 from m3pc.datasets.hdf5 import open_hdf5
 from m3pc.datasets.sandbox import report
@@ -47,13 +49,17 @@ def _kind(file: Any, path: Path) -> str:
 
 
 def _write(source: Source, origin: dict[str, str], out: Path) -> None:
-    header = Header(
-        states=source.states,
-        actions=source.actions,
-        horizon=source.horizon,
-        env=source.env,
-        source={"kind": source.kind, **origin, **source.details},
-    )
+    try:
+        header = Header(
+            states=source.states,
+            actions=source.actions,
+            horizon=source.horizon,
+            env=source.env,
+            source={"kind": source.kind, **origin, **source.details},
+        )
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise InputError(f"{wrong['loc'][0]} is {wrong['input']!r}: {wrong['msg']}") from None
     writer = StoreWriter(out, header)
     reported = 0
     for episode in source.episodes:

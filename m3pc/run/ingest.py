@@ -25,8 +25,10 @@ def ingest(
     """`source` is a path or a dataset id. Nothing appears at `out` unless all of it is good."""
     with staged_directory(out) as stage:
         found = locate(source, on_progress)
+        if not (found.path.is_file() or found.path.is_dir()):
+            raise InputError(f"{found.path} is neither a file nor a folder; only those are read")
         digest = _digest(found.path)
-        if expected_sha256 and digest != expected_sha256:
+        if expected_sha256 and digest != expected_sha256.lower():
             raise InputError(f"{found.path.name} has SHA-256 {digest}, expected {expected_sha256}")
         job = {
             "path": str(found.path),

@@ -22,7 +22,9 @@ from m3pc.types import Episode, Floats, InputError
 QUALITIES: Mapping[str, float] = MappingProxyType(
     {"medium": 40.0, "medium-replay": 40.0, "expert": 90.0}
 )
+EVALUATION_EPISODES = 10
 RECENT = 10  # training episodes behind `training_return`
+DEFAULTS = Settings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +32,8 @@ class Progress:
     """One point of the learning curve."""
 
     steps: int  # taken in the environment so far
-    evaluation_return: float  # mean over deterministic episodes
-    training_return: float  # mean over the last few training episodes
+    evaluation_return: float  # mean over EVALUATION_EPISODES of the deterministic policy
+    training_return: float  # mean over the last RECENT training episodes
     cpu_seconds: float
 
 
@@ -55,7 +57,7 @@ class Uniform:
         return rng.uniform(-1, 1, self.size).astype(np.float32)
 
 
-def target_return(env_id: str, quality: str, given: float | None = None) -> float:
+def stated_return(env_id: str, quality: str, given: float | None = None) -> float:
     """The return at which training stops: as given, or the quality's score on D4RL's scale."""
     if quality not in QUALITIES:
         raise InputError(f"quality is {quality!r}; give one of {', '.join(QUALITIES)}")
@@ -64,8 +66,8 @@ def target_return(env_id: str, quality: str, given: float | None = None) -> floa
     zero, one = (normalised_score(env_id, episode_return) for episode_return in (0.0, 1.0))
     if zero is None or one is None:
         raise InputError(
-            f"{env_id} has no reference score, so {quality} does not say at which return to stop; "
-            "give the target return as a number"
+            f"{env_id} has no reference score, so {quality!r} does not say at which return to "
+            "stop; give the target return as a number"
         )
     return (QUALITIES[quality] - zero) / (one - zero)  # a score is linear in the return
 
@@ -77,37 +79,35 @@ def train(
     max_steps: int,
     seed: int,
     evaluate_every: int = 2_500,
-    evaluation_episodes: int = 10,
     random_steps: int = 1_000,
-    settings: Settings | None = None,
+    settings: Settings = DEFAULTS,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     clock: Callable[[], float] = time.process_time,
 ) -> Training:
-    """SAC until the mean evaluation return reaches the target or `max_steps` have passed."""
+    """SAC until the mean evaluation return reaches the target, or `max_steps` have passed."""
+    training_seed, evaluation_seed, learner_seed = _seeds(seed, 3)
     with make(env_id) as env, make(env_id) as evaluation_env:
-        training_seed, evaluation_seed, learner_seed = _seeds(seed, 3)
-        sizes = _sizes(env)
-        sac = SAC(*sizes, settings or Settings(), seed=learner_seed)
-        policy = _policy(sac)  # follows the updates
+        state_size, action_size = _sizes(env)
+        sac = SAC(state_size, action_size, settings, seed=learner_seed)
+        policy = _policy(sac)
         episodes: list[Episode] = []
         curve: list[Progress] = []
-        steps, reached, started = 0, False, clock()
+        steps, due, reached, started = 0, evaluate_every, False, clock()
         while steps < max_steps and not reached:
-            actor = policy if steps >= random_steps else Uniform(sizes[1])
+            behaviour = policy if steps >= random_steps else Uniform(action_size)
             reset_seed, rng = episode_streams(training_seed, len(episodes))
-            episode = rollout(env, actor, seed=reset_seed, rng=rng, version=sac.updates)
+            episode = rollout(env, behaviour, seed=reset_seed, rng=rng, version=sac.updates)
             episodes.append(episode)
-            steps += len(episode)
             sac.add(episode)
+            steps += len(episode)
             if steps >= random_steps:
                 sac.update(len(episode))
-            if steps >= evaluate_every * (len(curve) + 1) or steps >= max_steps:
-                numbers = range(
-                    len(curve) * evaluation_episodes, (len(curve) + 1) * evaluation_episodes
-                )
+            if steps >= min(due, max_steps):
+                due = steps + evaluate_every
+                starts = _evaluation_starts(evaluation_seed, len(curve))
                 progress = Progress(
                     steps=steps,
-                    evaluation_return=_evaluate(evaluation_env, policy, evaluation_seed, numbers),
+                    evaluation_return=_evaluate(evaluation_env, policy, starts),
                     training_return=_mean_return(episodes[-RECENT:]),
                     cpu_seconds=clock() - started,
                 )
@@ -117,7 +117,7 @@ def train(
         return Training(
             episodes=tuple(episodes),
             curve=tuple(curve),
-            policy=_policy(sac, copy=True),
+            policy=policy,
             version=sac.updates,
             reached=reached,
         )
@@ -159,18 +159,20 @@ def _sizes(env: Env) -> tuple[int, int]:
     return env.observation_space.shape[0], env.action_space.shape[0]
 
 
-def _policy(sac: SAC, *, copy: bool = False) -> TanhGaussian:
-    linears = [
-        Linear(weight=weight.copy() if copy else weight, bias=bias.copy() if copy else bias)
-        for weight, bias in sac.layers()
-    ]
-    *hidden, mean, log_std = linears
+def _policy(sac: SAC) -> TanhGaussian:
+    """The actor as it is; views on it, so it changes when the learner updates."""
+    *hidden, mean, log_std = (Linear(weight=weight, bias=bias) for weight, bias in sac.layers())
     return TanhGaussian(hidden=tuple(hidden), mean=mean, log_std=log_std)
 
 
-def _evaluate(env: Env, policy: TanhGaussian, seed: int, numbers: Sequence[int]) -> float:
-    """Mean return of the deterministic policy, on starts that no other evaluation has."""
-    starts = [episode_streams(seed, number)[0] for number in numbers]
+def _evaluation_starts(seed: int, number: int) -> list[int]:
+    """Seeds of the resets in one evaluation; no other evaluation has them."""
+    first = number * EVALUATION_EPISODES
+    return [episode_streams(seed, first + i)[0] for i in range(EVALUATION_EPISODES)]
+
+
+def _evaluate(env: Env, policy: TanhGaussian, starts: Sequence[int]) -> float:
+    """Mean return of the deterministic policy."""
     return _mean_return([rollout(env, policy, seed=start, rng=None) for start in starts])
 
 

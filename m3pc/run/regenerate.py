@@ -58,7 +58,7 @@ def regenerate(
             "engine": m3pc.envs.engine(),
         },
     )
-    env.close()
+    env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it without types
     with write_store(out, header) as writer:
         for episode in collect(env_id, policy, steps=steps, seed=seed, workers=workers):
             writer.append(episode)
