@@ -4,9 +4,9 @@
 
 One run, one thread, batch 2048, hopper's sizes (11 state and 3 action dimensions), named columns.
 Everything is measured in turns, so that a noisy machine disturbs all of it alike; the median of
-the turns counts. `memcpy` copies as many bytes as a batch has from one place to another; `scattered`
-copies them from as many random places as a batch has pieces, which no sampler can beat by much
-once the data are larger than the caches.
+the turns counts. `memcpy` copies as many bytes as a batch has from one place to another;
+`scattered` copies them from as many random places as a batch has pieces, which no sampler can beat
+by much once the data are larger than the caches.
 """
 
 import argparse

@@ -1,4 +1,6 @@
-"""The three presets, and a run's settings made from one. `paper` is the default of every field; the table holds what the others change.
+"""The three presets, and how a run's settings are made from one.
+
+`paper` is the default of every field; the table holds what the others change.
 
 parity  what the authors' released code did, with every quirk that changes a number
 paper   the paper's text, and the code's value where the text is silent

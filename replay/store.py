@@ -247,9 +247,16 @@ def _map(folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.RecordBatch:
         raise InputError(
             f"{path} is not readable as Arrow: {error}; import the data again"
         ) from None
+    if any(map(_has_nulls, batch.columns)):
+        raise InputError(f"{path} has rows without a value; import the data again")
     if batch.num_rows != entry.rows:
         raise InputError(f"{path} has {batch.num_rows} rows, the manifest says {entry.rows}")
     return batch
+
+
+def _has_nulls(column: pa.Array) -> bool:
+    vectors = isinstance(column, pa.FixedSizeListArray)
+    return bool(column.null_count or (vectors and column.values.null_count))
 
 
 def _matrix(column: pa.FixedSizeListArray) -> Floats:

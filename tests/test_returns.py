@@ -39,9 +39,7 @@ def test_many_episodes_at_once_equal_each_alone(
     lengths: list[int], discount: float, average: bool, include_now: bool
 ) -> None:
     rewards = np.arange(1, sum(lengths) + 1, dtype=np.float32)
-    rule = ReturnRule(
-        horizon=7, average=average, include_now=include_now, discount=discount
-    )
+    rule = ReturnRule(horizon=7, average=average, include_now=include_now, discount=discount)
     together = returns_to_go(rewards, np.array(lengths), rule)
     parts = np.split(rewards, np.cumsum(lengths)[:-1])
     alone = [returns_to_go(part, np.array([len(part)]), rule) for part in parts]

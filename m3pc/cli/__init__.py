@@ -1,5 +1,6 @@
 """The `m3pc` command. Heavy packages load inside the commands that need them, so help is quick."""
 
+import os
 import sys
 import traceback
 from typing import Annotated
@@ -8,6 +9,10 @@ import typer
 
 from m3pc import __version__
 from m3pc.cli import config, data, doctor
+
+# Before numpy loads: products of one state with one layer wait longer for a second thread than they
+# compute. Whoever wants another number sets it.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 BAD_INPUT, INTERNAL, INTERRUPTED = 2, 70, 130  # exit codes
 

@@ -147,6 +147,63 @@ def regenerate(
     _done(store)
 
 
+@app.command()
+def make(
+    env: Annotated[str, typer.Argument(help="Environment id, such as d4rl/Hopper-v2.")],
+    out: Out,
+    quality: Annotated[str, typer.Option(help="medium, medium-replay or expert.")],
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Size; default 200,000, or all of a replay.")
+    ] = None,
+    target_return: Annotated[
+        float | None, typer.Option(help="Where training stops; default by D4RL's scale.")
+    ] = None,
+    max_steps: Annotated[int, typer.Option(min=1, help="Give up after so many.")] = 1_000_000,
+    seed: Seed = 0,
+    replay: Annotated[
+        Path | None, typer.Option(help="Keep the training episodes of medium or expert here too.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Learning curve; default NAME-curve.png here.")
+    ] = None,
+) -> None:
+    """Train a SAC until it reaches a stated return; keep its replay, or roll it out."""
+    from m3pc.cli.progress import progress
+    from m3pc.run.make import Order, make_dataset
+    from m3pc.run.train import Progress
+
+    order = Order(
+        env_id=env,
+        out=out,
+        quality=quality,
+        steps=steps,
+        target_return=target_return,
+        max_steps=max_steps,
+        seed=seed,
+        replay=replay,
+        picture=png or Path(f"{out.name}-curve.png"),
+    )
+    with progress(f"training on {env}", "steps") as report:
+
+        def show(point: Progress) -> None:
+            report(
+                {
+                    "steps": point.steps,
+                    "evaluation return": point.evaluation_return,
+                    "training return": point.training_return,
+                }
+            )
+
+        store, training = make_dataset(order, show)
+    last = training.curve[-1]
+    typer.echo(
+        f"trained for {last.steps:,} steps, {len(training.episodes):,} episodes, "
+        f"{last.cpu_seconds:.0f} CPU seconds; evaluation return {last.evaluation_return:.1f}"
+    )
+    typer.echo(f"picture: {order.picture}")
+    _done(store)
+
+
 def open_store(text: str) -> "Store":
     from m3pc.datasets.download import SHIPPED
     from m3pc.types import InputError

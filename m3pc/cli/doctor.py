@@ -19,7 +19,7 @@ from typing import IO, Annotated, Literal
 
 import typer
 
-PROBE_SECONDS = 12.0  # a probe that is not back by then is reported as hanging
+PROBE_SECONDS = 30.0  # a probe that is not back by then is reported as hanging
 OLDEST_PYTHON = (3, 11)
 LEAST_DISK = 2.0  # GB: one D4RL data set, its store and a few checkpoints
 D4RL_IDS = ("d4rl/Hopper-v2", "d4rl/Walker2d-v2", "d4rl/HalfCheetah-v2")

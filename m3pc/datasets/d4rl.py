@@ -85,6 +85,7 @@ def _jumps(states: Floats, successors: Floats | None) -> Flags:
     jumps = np.zeros(len(states), dtype=np.bool_)
     if successors is not None:
         jumps[:-1] = np.abs(states[1:] - successors[:-1]).max(axis=1) > JUMP
+        jumps |= ~np.isfinite(successors).all(axis=1)  # a final state then, and refused as such
     return jumps
 
 

@@ -46,9 +46,15 @@ def _readable(what: str) -> Iterator[None]:
 
 def refuse_links(file: h5py.File) -> None:
     """Look at all of a file that another library is going to read, at each object once."""
+    links: dict[str, object] = {}
+    names: list[str] = []
     with _readable(Path(file.filename).name):
-        file.visititems_links(_refuse_link)
-        file.visititems(lambda name, found: _refuse_elsewhere(found))
+        file.visititems_links(links.__setitem__)  # h5py loses what these functions raise
+        file.visit(names.append)
+        for path, link in links.items():
+            _refuse_link(path, link)
+        for name in names:
+            _refuse_elsewhere(file[name])
 
 
 def _refuse_link(path: str, link: object) -> None:

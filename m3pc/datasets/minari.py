@@ -1,5 +1,6 @@
 """Minari data sets, read by Minari itself. L steps, S, A sizes."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from m3pc.datasets.hdf5 import open_hdf5, refuse_links
+from m3pc.datasets.hdf5 import open_hdf5, refuse_links, to_float32
 from m3pc.datasets.source import Options, Source
 from m3pc.types import Episode, Floats, InputError
 
@@ -19,6 +20,7 @@ def is_minari(folder: Path) -> bool:
 def read_minari(folder: Path, options: Options) -> Source:
     import minari
 
+    _refuse_missing_spaces(folder / "data" / "metadata.json")
     for path in sorted((folder / "data").rglob("*.hdf5")):
         with open_hdf5(path) as file:
             refuse_links(file)
@@ -32,6 +34,10 @@ def read_minari(folder: Path, options: Options) -> Source:
     limit = options.horizon or (spec.max_episode_steps if spec else None)
     if limit is None:
         raise InputError(f"{folder.name} does not say its step limit; give --horizon")
+    if spec and ":" in spec.id:
+        raise InputError(
+            f"its environment {spec.id!r} would load a module; only plain ids are kept"
+        )
     states = _join(sample.observations, options.keys)
     return Source(
         kind="minari",
@@ -44,10 +50,25 @@ def read_minari(folder: Path, options: Options) -> Source:
     )
 
 
+def _refuse_missing_spaces(metadata: Path) -> None:
+    """For a space that it does not find, Minari would run whatever code `env_spec` names."""
+    try:
+        found = json.loads(metadata.read_bytes())
+        spaces = [found["observation_space"], found["action_space"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{metadata.name} is not JSON with observation_space and action_space "
+            f"({type(error).__name__}: {error}); without both the data is not read"
+        ) from None
+    if not all(isinstance(space, str) for space in spaces):
+        raise InputError(f"{metadata.name} gives spaces that are not text; the data is not read")
+
+
 def _episodes(
     found: Any, keys: tuple[str, ...], bounds: tuple[Floats, Floats]
 ) -> Iterator[Episode]:
     low, high = bounds
+    centre, reach = to_float32((low + high) / 2), to_float32((high - low) / 2)
     for episode in found.iterate_episodes():
         actions = np.asarray(episode.actions, dtype=np.float32).reshape(len(episode.rewards), -1)
         if actions.shape[1] != len(low):
@@ -57,7 +78,7 @@ def _episodes(
             )
         yield Episode(
             states=_join(episode.observations, keys),
-            actions=2 * (actions - low) / (high - low) - 1,
+            actions=(actions - centre) / reach,  # in this order, bounds of +-1 change no bit
             rewards=np.asarray(episode.rewards, dtype=np.float32),
             terminated=bool(episode.terminations[-1]),
             truncated=bool(episode.truncations[-1] and not episode.terminations[-1]),

@@ -129,11 +129,11 @@ def _environment() -> dict[str, str]:
 
 
 def _enter(limits: Limits) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     seconds = int(limits.seconds) + 1
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
@@ -154,6 +154,11 @@ def _child() -> int:
         reason = (
             f"reading needs more than {limits.memory >> 20} MiB; "
             "raise --memory-limit if the file is to be trusted"
+        )
+    except ImportError as error:
+        reason = (
+            f"the reader cannot start within {limits.memory >> 20} MiB ({error}); "
+            "raise --memory-limit"
         )
     except Exception as error:  # a parser may raise anything over a hostile file
         reason = f"the file cannot be read: {type(error).__name__}: {error}"

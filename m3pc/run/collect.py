@@ -28,7 +28,6 @@ def collect(
     Episode k depends on (seed, k) only, so who rolls it out, and beside what, does not matter.
     """
     workers = workers or len(os.sched_getaffinity(0))
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # for the workers: the cores are theirs
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, context, _start, (env_id, policy, seed, version)) as pool:
         queue: deque[Future[list[Episode]]] = deque()

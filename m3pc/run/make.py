@@ -1,139 +1,72 @@
-"""Make a data set: train a policy with SAC until it reaches a stated return, then roll it out.
+"""Make a data set where there is none: train a policy to a stated quality, keep what it did."""
 
-Each training episode is played whole by one version of the policy; as many gradient updates as it
-had steps follow. So an episode's version says exactly who acted; a run depends on its seed alone.
-"""
-
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import accumulate
+from pathlib import Path
 
-import numpy as np
+import m3pc.envs
+from m3pc.files import refuse_existing
+from m3pc.pictures import learning_curve
+from m3pc.run.collect import collect
+from m3pc.run.train import Progress, Training, stated_return, train
+from m3pc.types import Episode, InputError
+from replay.manifest import Header
+from replay.store import Store, write_store
 
-from actors.collect import episode_streams, rollout
-from actors.policy import Linear, TanhGaussian
-from learner.sac import SAC, Settings
-from m3pc.envs import make, normalised_score
-from m3pc.envs.make import Env
-from m3pc.types import Episode, Floats, InputError
-
-# Where training stops, on D4RL's scale: 0 is a random policy, 100 an expert.
-QUALITIES: Mapping[str, float] = MappingProxyType(
-    {"medium": 40.0, "medium-replay": 40.0, "expert": 90.0}
-)
-EVALUATION_EPISODES = 10
-RECENT = 10  # training episodes behind `training_return`
-DEFAULTS = Settings()
+STEPS = 200_000  # of a rolled-out set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """One point of the learning curve."""
+class Order:
+    """What the user asked for."""
 
-    steps: int  # taken in the environment so far
-    evaluation_return: float  # mean over EVALUATION_EPISODES of the deterministic policy
-    training_return: float  # mean over the last RECENT training episodes
-    cpu_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    episodes: tuple[Episode, ...]  # all of them, in order; version = updates done when each began
-    curve: tuple[Progress, ...]
-    policy: TanhGaussian
-    version: int  # updates behind the policy
-    reached: bool  # the mean evaluation return reached the target
+    env_id: str
+    out: Path
+    quality: str
+    steps: int | None  # None: all of a replay, STEPS of a policy
+    target_return: float | None  # None: by the quality's score
+    max_steps: int
+    seed: int
+    replay: Path | None  # where training episodes go beside a rolled-out set
+    picture: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Uniform:
-    """The policy of the first episodes."""
-
-    size: int
-
-    def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
-        assert rng is not None, "uniform actions need randomness"
-        return rng.uniform(-1, 1, self.size).astype(np.float32)
-
-
-def stated_return(env_id: str, quality: str, given: float | None = None) -> float:
-    """The return at which training stops: as given, or the quality's score on D4RL's scale."""
-    if quality not in QUALITIES:
-        raise InputError(f"quality is {quality!r}; give one of {', '.join(QUALITIES)}")
-    if given is not None:
-        return given
-    zero, one = (normalised_score(env_id, episode_return) for episode_return in (0.0, 1.0))
-    if zero is None or one is None:
+def make_dataset(order: Order, on_progress: Callable[[Progress], None]) -> tuple[Store, Training]:
+    """medium-replay: the training episodes, thinned to `steps`; else rollouts of the policy."""
+    target = stated_return(order.env_id, order.quality, order.target_return)
+    is_replay = order.quality == "medium-replay"
+    refuse_existing(order.out)
+    if order.replay and is_replay:
+        raise InputError("--replay is for medium and expert; medium-replay is the replay itself")
+    training = train(
+        order.env_id,
+        target_return=target,
+        max_steps=order.max_steps,
+        seed=order.seed,
+        on_progress=on_progress,
+    )
+    _draw(order, training, target)
+    if not training.reached:
+        best = max(point.evaluation_return for point in training.curve)
         raise InputError(
-            f"{env_id} has no reference score, so {quality!r} does not say at which return to "
-            "stop; give the target return as a number"
+            f"{order.env_id} reached {best:.1f} in {order.max_steps} steps, not {target:.1f}; "
+            "give more --max-steps, another --seed or a lower --target-return"
         )
-    return (QUALITIES[quality] - zero) / (one - zero)  # a score is linear in the return
-
-
-def train(
-    env_id: str,
-    *,
-    target_return: float,
-    max_steps: int,
-    seed: int,
-    evaluate_every: int = 2_500,
-    random_steps: int = 1_000,
-    settings: Settings = DEFAULTS,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    clock: Callable[[], float] = time.process_time,
-) -> Training:
-    """SAC until the mean evaluation return reaches the target, or `max_steps` have passed."""
-    training_seed, evaluation_seed, learner_seed = _seeds(seed, 3)
-    with make(env_id) as env, make(env_id) as evaluation_env:
-        state_size, action_size = _sizes(env)
-        sac = SAC(state_size, action_size, settings, seed=learner_seed)
-        policy = _policy(sac)
-        episodes: list[Episode] = []
-        curve: list[Progress] = []
-        steps, due, reached, started = 0, evaluate_every, False, clock()
-        while steps < max_steps and not reached:
-            behaviour = policy if steps >= random_steps else Uniform(action_size)
-            reset_seed, rng = episode_streams(training_seed, len(episodes))
-            episode = rollout(env, behaviour, seed=reset_seed, rng=rng, version=sac.updates)
-            episodes.append(episode)
-            sac.add(episode)
-            steps += len(episode)
-            if steps >= random_steps:
-                sac.update(len(episode))
-            if steps >= min(due, max_steps):
-                due = steps + evaluate_every
-                starts = _evaluation_starts(evaluation_seed, len(curve))
-                progress = Progress(
-                    steps=steps,
-                    evaluation_return=_evaluate(evaluation_env, policy, starts),
-                    training_return=_mean_return(episodes[-RECENT:]),
-                    cpu_seconds=clock() - started,
-                )
-                curve.append(progress)
-                on_progress(progress)
-                reached = progress.evaluation_return >= target_return
-        return Training(
-            episodes=tuple(episodes),
-            curve=tuple(curve),
-            policy=policy,
-            version=sac.updates,
-            reached=reached,
-        )
-
-
-def collect(
-    env_id: str, policy: TanhGaussian, *, steps: int, seed: int, version: int = -1
-) -> Iterator[Episode]:
-    """Whole episodes of the stochastic policy, until together they have at least `steps` steps."""
-    with make(env_id) as env:
-        taken = number = 0
-        while taken < steps:
-            reset_seed, rng = episode_streams(seed, number)
-            episode = rollout(env, policy, seed=reset_seed, rng=rng, version=version)
-            taken, number = taken + len(episode), number + 1
-            yield episode
+    header = _header(order, training, target)
+    if is_replay:
+        kept = thin(training.episodes, order.steps) if order.steps else training.episodes
+        return _write(order.out, header, kept), training
+    if order.replay:
+        _write(order.replay, header, training.episodes)
+    rolled_out = collect(
+        order.env_id,
+        training.policy,
+        steps=order.steps or STEPS,
+        seed=order.seed,
+        version=training.version,
+    )
+    return _write(order.out, header, rolled_out), training
 
 
 def thin(episodes: Sequence[Episode], steps: int) -> list[Episode]:
@@ -149,32 +82,43 @@ def thin(episodes: Sequence[Episode], steps: int) -> list[Episode]:
     return []
 
 
-def _seeds(seed: int, count: int) -> list[int]:
-    return [int(word) for word in np.random.SeedSequence(seed).generate_state(count)]
+def _write(out: Path, header: Header, episodes: Iterable[Episode]) -> Store:
+    with write_store(out, header) as writer:
+        for episode in episodes:
+            writer.append(episode)
+    return Store(out)
 
 
-def _sizes(env: Env) -> tuple[int, int]:
-    """Numbers in a state and in an action."""
-    assert env.observation_space.shape and env.action_space.shape
-    return env.observation_space.shape[0], env.action_space.shape[0]
+def _header(order: Order, training: Training, target: float) -> Header:
+    env = m3pc.envs.make(order.env_id)
+    with env:
+        horizon = m3pc.envs.step_limit(env)
+    first = training.episodes[0]
+    return Header(
+        states=first.states.shape[1],
+        actions=first.actions.shape[1],
+        horizon=horizon,
+        env=order.env_id,
+        source={
+            "kind": "made",
+            "quality": order.quality,
+            "algorithm": "sac",
+            "seed": order.seed,
+            "target_return": round(target, 3),
+            "reached_return": round(training.curve[-1].evaluation_return, 3),
+            "training_steps": training.curve[-1].steps,
+            "engine": m3pc.envs.engine(),
+        },
+    )
 
 
-def _policy(sac: SAC) -> TanhGaussian:
-    """The actor as it is; views on it, so it changes when the learner updates."""
-    *hidden, mean, log_std = (Linear(weight=weight, bias=bias) for weight, bias in sac.layers())
-    return TanhGaussian(hidden=tuple(hidden), mean=mean, log_std=log_std)
-
-
-def _evaluation_starts(seed: int, number: int) -> list[int]:
-    """Seeds of the resets in one evaluation; no other evaluation has them."""
-    first = number * EVALUATION_EPISODES
-    return [episode_streams(seed, first + i)[0] for i in range(EVALUATION_EPISODES)]
-
-
-def _evaluate(env: Env, policy: TanhGaussian, starts: Sequence[int]) -> float:
-    """Mean return of the deterministic policy."""
-    return _mean_return([rollout(env, policy, seed=start, rng=None) for start in starts])
-
-
-def _mean_return(episodes: Sequence[Episode]) -> float:
-    return float(np.mean([episode.rewards.sum(dtype=np.float64) for episode in episodes]))
+def _draw(order: Order, training: Training, target: float) -> None:
+    learning_curve(
+        order.picture,
+        title=f"SAC on {order.env_id}, seed {order.seed}",
+        steps=[point.steps for point in training.curve],
+        evaluated=[point.evaluation_return for point in training.curve],
+        episode_ends=list(accumulate(map(len, training.episodes))),
+        episode_returns=[float(episode.rewards.sum()) for episode in training.episodes],
+        target=target,
+    )

@@ -1,0 +1,132 @@
+"""Collecting and regenerating: the same data whatever the number of processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.collect import episode_streams
+from actors.policy import Linear, TanhGaussian
+from m3pc.datasets.sandbox import Limits
+from m3pc.run.collect import collect
+from m3pc.run.regenerate import load_policy, regenerate
+from m3pc.types import InputError
+from tests.shared_data import shared_file
+
+# Mean returns of 300 rollouts and their standard errors, measured when the files were packed.
+RECORDED = {"hopper": (1389, 22), "walker2d": (2743, 64), "halfcheetah": (4778, 22)}
+
+
+def small_policy(*, states: int = 3, actions: int = 1) -> TanhGaussian:
+    rng = np.random.default_rng(0)
+
+    def layer(inputs: int, outputs: int) -> Linear:
+        weight = rng.standard_normal((outputs, inputs)) / 4
+        return Linear(weight=weight.astype(np.float32), bias=np.zeros(outputs, np.float32))
+
+    return TanhGaussian(
+        hidden=(layer(states, 8),), mean=layer(8, actions), log_std=layer(8, actions)
+    )
+
+
+def test_without_noise_the_policy_gives_the_tanh_of_its_mean() -> None:
+    policy, state = small_policy(), np.array([1, 2, 3], np.float32)
+    hidden = np.maximum(policy.hidden[0].weight @ state, 0)
+    expected = np.tanh(policy.mean.weight @ hidden)
+    assert policy.act(state, None).tolist() == expected.tolist()
+    draws = np.array([policy.act(state, np.random.default_rng(i))[0] for i in range(500)])
+    spread = float(np.exp(policy.log_std.weight @ hidden)[0])
+    assert np.arctanh(draws).std() == pytest.approx(spread, rel=0.15)
+
+
+def test_one_process_and_two_collect_the_same_episodes() -> None:
+    sets = [
+        list(collect("Pendulum-v1", small_policy(), steps=900, seed=3, workers=workers))
+        for workers in (1, 2)
+    ]
+    assert [len(episode) for episode in sets[0]] == [200] * 5
+    for one, other in zip(*sets, strict=True):
+        assert one.states.tobytes() == other.states.tobytes()
+        assert one.actions.tobytes() == other.actions.tobytes()
+        assert one.seed == other.seed
+    assert len({episode.states[0].tobytes() for episode in sets[0]}) == 5
+
+
+def test_seeds_of_episodes_do_not_depend_on_what_came_before() -> None:
+    assert episode_streams(1, 5)[0] == episode_streams(1, 5)[0]
+    assert len({episode_streams(run, episode)[0] for run in range(9) for episode in range(9)}) == 81
+
+
+def test_a_policy_file_for_another_robot_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the policy in hopper_medium-v2"):
+        regenerate(
+            shared_file("d4rl/hopper_medium-v2.hdf5"),
+            tmp_path / "out",
+            steps=10,
+            seed=0,
+            env_id="d4rl/Walker2d-v2",
+            limits=Limits(),
+            on_progress=lambda progress: None,
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_stored_policy_gives_the_recorded_log_probabilities() -> None:
+    """The file keeps log p(a | s) of every recorded action: an independent check of the network."""
+    import h5py
+
+    path = shared_file("d4rl/hopper_medium-v2.hdf5")
+    policy = load_policy(path, Limits())
+    with h5py.File(path) as file:
+        states, actions = file["observations"][()], file["actions"][()]
+        recorded = file["infos/action_log_probs"][()]
+    found = np.array([log_prob(policy, s, a) for s, a in zip(states, actions, strict=True)])
+    inside = (np.abs(actions) < 0.999).all(axis=1)  # atanh of a rounded action is ill-conditioned
+    assert inside.sum() > 800
+    assert np.abs(found - recorded)[inside].max() < 0.02
+
+
+def log_prob(policy: TanhGaussian, state: np.ndarray, action: np.ndarray) -> float:
+    x = state
+    for layer in policy.hidden:
+        x = np.maximum(layer(x), 0)
+    mean, log_std = policy.mean(x), policy.log_std(x)
+    u = np.arctanh(action.astype(np.float64))
+    gaussian = -0.5 * ((u - mean) / np.exp(log_std)) ** 2 - log_std - 0.5 * np.log(2 * np.pi)
+    return float((gaussian - np.log(1 - action.astype(np.float64) ** 2 + 1e-6)).sum())
+
+
+def test_a_dope_checkpoint_is_read_too() -> None:
+    policy = load_policy(shared_file("dope/walker_online_3.npz"), Limits())
+    assert [layer.weight.shape for layer in policy.hidden] == [(256, 17), (256, 256)]
+    assert policy.mean.bias.shape == policy.log_std.bias.shape == (6,)
+
+
+def test_rollouts_load_no_torch() -> None:
+    code = (
+        "import sys; import m3pc.run.collect, m3pc.envs; m3pc.envs.make('d4rl/Hopper-v2').close();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("robot", RECORDED)
+def test_a_regenerated_set_has_the_recorded_mean_return(robot: str, tmp_path: Path) -> None:
+    store = regenerate(
+        shared_file(f"d4rl/{robot}_medium-v2.hdf5"),
+        tmp_path / "out",
+        steps=200_000,
+        seed=0,
+        env_id=None,
+        limits=Limits(),
+        on_progress=lambda progress: None,
+        workers=len(os.sched_getaffinity(0)),
+    )
+    returns = store.episode_returns
+    mean, error = RECORDED[robot]
+    own_error = returns.std(ddof=1) / len(returns) ** 0.5
+    assert abs(returns.mean() - mean) < 3 * np.hypot(error, own_error)
