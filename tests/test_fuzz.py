@@ -67,7 +67,8 @@ def test_mutants_of_hdf5_are_read_or_refused(count: int, tmp_path: Path) -> None
     assert min(outcomes["ok"], outcomes["refused"]) > count // 10  # they reach all the depths
     harmful = [result for result in results if result["outcome"] not in ("ok", "refused")]
     assert not [result for result in harmful if result["outcome"] == "broken"]
-    for result in harmful[:20]:
+    assert len(harmful) < 20  # each is tried again below, and that takes its time
+    for result in harmful:
         with nothing_left(tmp_path):
             mutant, out = tmp_path / "mutants" / result["file"], tmp_path / "out"
             line = [sys.executable, "-m", "m3pc", "data", "import", str(mutant), str(out)]
