@@ -5,7 +5,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from m3pc.types import InputError
@@ -46,6 +46,7 @@ def staged_directory(path: Path) -> Iterator[Path]:
     What a killed process left behind is removed by the next one; a living one is not disturbed.
     """
     stage = path.parent / f".{path.name}.partial"
+    made = [folder for folder in path.absolute().parents if not folder.exists()]
     try:
         refuse_existing(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +65,9 @@ def staged_directory(path: Path) -> Iterator[Path]:
             stage.rename(path)
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)
+            for folder in made:  # innermost first; one that somebody uses by now stays
+                with suppress(OSError):
+                    folder.rmdir()
             raise
         sync_directory(path.parent)
     finally:

@@ -18,20 +18,10 @@ def return_histogram(path: Path, returns: NDArray[np.float64], *, title: str) ->
     """How many episodes reached which return, and where the mean and the best lie."""
     figure, axes = _page(title)
     axes.hist(returns, bins=min(60, max(8, int(len(returns) ** 0.5) * 2)), color=ACCENT, alpha=0.85)
-    for value, label in ((returns.mean(), "mean"), (returns.max(), "best")):
-        axes.axvline(value, color=INK, linewidth=1, linestyle="--")
-        axes.annotate(
-            f"{label} {value:.0f}",
-            (value, 0.98),
-            xycoords=("data", "axes fraction"),
-            xytext=(-4, 0),
-            textcoords="offset points",
-            rotation=90,
-            ha="right",
-            va="top",
-            color=INK,
-        )
+    for value, label, style in ((returns.mean(), "mean", "--"), (returns.max(), "best", ":")):
+        axes.axvline(value, color=INK, linewidth=1, linestyle=style, label=f"{label} {value:.0f}")
     axes.set(xlabel="return of an episode", ylabel="episodes")
+    axes.legend(frameon=False)
     _save(figure, path)
 
 

@@ -117,10 +117,10 @@ def test_make_keeps_the_replay_of_its_training(tmp_path: Path) -> None:
     # Any policy returns more than -10,000: training stops at the first evaluation.
     done = m3pc(*arguments, "--target-return=-10000", "--seed", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "trained for 2,600 steps, 13 episodes" in done.stdout
+    assert "trained for 1,000 steps, 5 episodes" in done.stdout
     assert (tmp_path / "replay-curve.png").read_bytes().startswith(PNG)
     found = json.loads(m3pc("data", "info", "replay", "--json", cwd=tmp_path).stdout)
-    assert (found["episodes"], found["steps"], found["step limit"]) == (13, 2600, 200)
+    assert (found["episodes"], found["steps"], found["step limit"]) == (5, 1000, 200)
 
 
 def test_make_says_so_when_the_return_is_not_reached(tmp_path: Path) -> None:

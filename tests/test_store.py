@@ -73,7 +73,7 @@ def test_the_same_episodes_give_the_same_bytes(tmp_path: Path) -> None:
 def test_nothing_is_left_when_writing_fails(tmp_path: Path) -> None:
     with (
         pytest.raises(RuntimeError, match="midway"),
-        write_store(tmp_path / "store", header(), segment_bytes=1) as writer,
+        write_store(tmp_path / "new" / "deep" / "store", header(), segment_bytes=1) as writer,
     ):
         writer.append(EPISODES[0])
         raise RuntimeError("midway")

@@ -36,9 +36,10 @@ def make_dataset(order: Order, on_progress: Callable[[Progress], None]) -> tuple
     """medium-replay: the training episodes, thinned to `steps`; else rollouts of the policy."""
     target = stated_return(order.env_id, order.quality, order.target_return)
     is_replay = order.quality == "medium-replay"
-    refuse_existing(order.out)
     if order.replay and is_replay:
         raise InputError("--replay is for medium and expert; medium-replay is the replay itself")
+    for place in filter(None, (order.out, order.replay)):
+        refuse_existing(place)
     training = train(
         order.env_id,
         target_return=target,
@@ -48,7 +49,7 @@ def make_dataset(order: Order, on_progress: Callable[[Progress], None]) -> tuple
     )
     _draw(order, training, target)
     if not training.reached:
-        best = max(point.evaluation_return for point in training.curve)
+        best = max(min(p.evaluation_return, p.training_return) for p in training.curve)
         raise InputError(
             f"{order.env_id} reached {best:.1f} in {order.max_steps} steps, not {target:.1f}; "
             "give more --max-steps, another --seed or a lower --target-return"
