@@ -76,6 +76,14 @@ def test_info_as_json_has_every_number(store: Path) -> None:
     assert len(found["statistics"]["states"]["mean"]) == 2
 
 
+def test_the_shipped_set_is_whole() -> None:
+    done = CliRunner().invoke(app, ["data", "info", "shipped:hopper-medium-replay", "--json"])
+    found = json.loads(done.stdout)
+    assert (found["episodes"], found["steps"]) == (409, 59_632)
+    assert found["environment"] == "d4rl/Hopper-v2"
+    assert found["checksum"].startswith("6621ca14d0eed15e")
+
+
 def test_sample_draws_the_same_with_the_same_seed(store: Path) -> None:
     arguments = ["data", "sample", str(store), "--length", "4", "--batch", "8", "--updates", "3"]
     one, same = (CliRunner().invoke(app, arguments).stdout for _ in range(2))
