@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from m3pc.returns import ReturnRule
+from m3pc.returns import ReturnRule, returns_to_go
 from m3pc.types import Episode
 from replay.manifest import Header
 from replay.sampler import Sampler, counter_stream
@@ -83,17 +83,19 @@ class Loop:
     """What one writes first: draw an episode and a start, slice, collect, stack."""
 
     def __init__(self, store: Store) -> None:
-        self._episodes = list(store.episodes())
+        rule = ReturnRule(horizon=EPISODE)
+        self._episodes = [
+            (e.states, e.actions, e.rewards, returns_to_go(e.rewards, np.array([len(e)]), rule))
+            for e in store.episodes()
+        ]
 
     def batch(self, update: int) -> object:
         rng = counter_stream(0, update)
         pieces = []
         for _ in range(BATCH):
             episode = self._episodes[rng.integers(len(self._episodes))]
-            first = rng.integers(len(episode) - LENGTH + 1)
-            piece = slice(first, first + LENGTH)
-            rewards = episode.rewards[piece]
-            pieces.append((episode.states[piece], episode.actions[piece], rewards, rewards))
+            first = rng.integers(EPISODE - LENGTH + 1)
+            pieces.append([column[first : first + LENGTH] for column in episode])
         return [np.stack(column) for column in zip(*pieces, strict=True)]
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from m3pc.types import InputError
 
@@ -25,10 +26,11 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Create a file that must not exist yet, and its name, on disk."""
+@contextmanager
+def durable_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file for writing; it and its name are on disk when the block ends."""
     with path.open("xb") as file:
-        file.write(content)
+        yield file
         file.flush()
         os.fsync(file.fileno())
     sync_directory(path.parent)

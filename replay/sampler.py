@@ -1,5 +1,10 @@
-"""Random pieces of T steps, copied straight from the mapped columns. B batch, R rows."""
+"""Random pieces of T steps, copied straight from the mapped columns. B batch, R rows.
 
+Once the data are larger than the caches, a batch costs what its scattered reads from memory cost;
+everything here serves to have few of them.
+"""
+
+import mmap
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -8,7 +13,7 @@ from numpy.typing import NDArray
 
 from m3pc.returns import ReturnRule, returns_to_go
 from m3pc.types import Floats, InputError, SegmentBatch
-from replay.store import Store
+from replay.store import Segment, Store
 
 Rows = NDArray[np.int64]
 
@@ -23,34 +28,39 @@ class Sampler:
     def __init__(
         self, store: Store, *, length: int, batch: int, seed: int, returns: ReturnRule
     ) -> None:
-        self._length, self._batch, self._seed = length, batch, seed
-        self._starts = Starts(store, length)
-        parts = store.segments
-        self._bounds = np.cumsum([len(part.rewards) for part in parts])
-        self._states = Windows([part.states for part in parts], length)
-        self._actions = Windows([part.actions for part in parts], length)
-        self._rewards = Windows([part.rewards for part in parts], length)
-        to_go = [returns_to_go(part.rewards, part.lengths, returns) for part in parts]
-        self._returns = Windows(to_go, length)
+        self._batch, self._seed = batch, seed
+        self._pieces = Pieces(store, length)
+        segments = store.segments
+        self._states = Windows([segment.states for segment in segments], length)
+        self._actions = Windows([segment.actions for segment in segments], length)
+        self._outcomes = Windows([_outcomes(segment, returns) for segment in segments], length)
 
     def __len__(self) -> int:
         """How many different pieces there are."""
-        return self._starts.count
+        return self._pieces.count
 
     def batch(self, update: int) -> SegmentBatch[NDArray[Any]]:
-        rows, steps = self._starts.draw(counter_stream(self._seed, update), self._batch)
-        places = _split(rows, self._bounds)
+        places, steps = self._pieces.draw(counter_stream(self._seed, update), self._batch)
+        outcomes = self._outcomes.gather(places, self._batch)
         return SegmentBatch(
-            states=self._states.gather(places, len(rows)),
-            actions=self._actions.gather(places, len(rows)),
-            rewards=self._rewards.gather(places, len(rows)),
-            returns=self._returns.gather(places, len(rows)),
+            states=self._states.gather(places, self._batch),
+            actions=self._actions.gather(places, self._batch),
+            rewards=outcomes[..., 0].copy(),
+            returns=outcomes[..., 1].copy(),
             steps=steps,
         )
 
 
-class Starts:
-    """The rows that may begin a piece, numbered without gaps by a table over episodes."""
+class Place(NamedTuple):
+    """The pieces of a batch that begin in one segment."""
+
+    segment: int
+    rows: Rows  # counted from the segment's first
+    into: Rows  # their positions in the batch
+
+
+class Pieces:
+    """All pieces, numbered without gaps by a table over episodes."""
 
     def __init__(self, store: Store, length: int) -> None:
         lengths = store.lengths
@@ -62,15 +72,30 @@ class Starts:
             )
         # Episode e owns the pieces numbered edges[e] .. edges[e + 1] - 1, one a starting step.
         self._edges = np.append(0, np.cumsum(lengths[long_enough] - length + 1))
-        first = (np.cumsum(lengths) - lengths)[long_enough]  # row of step 0, over all segments
-        self._row_of_piece_0 = first - self._edges[:-1]
         self.count = int(self._edges[-1])
+        first = np.concatenate([np.cumsum(s.lengths) - s.lengths for s in store.segments])
+        self._row_of_piece_0 = first[long_enough] - self._edges[:-1]
+        numbers = np.arange(len(store.segments), dtype=np.uint16)  # 16 bits sort by radix
+        episodes = [len(segment.lengths) for segment in store.segments]
+        self._segment = np.repeat(numbers, episodes)[long_enough]
 
-    def draw(self, rng: np.random.Generator, count: int) -> tuple[Rows, Rows]:
-        """Rows and absolute steps where `count` pieces begin."""
+    def draw(self, rng: np.random.Generator, count: int) -> tuple[list[Place], Rows]:
+        """Where `count` pieces begin, and at which steps of their episodes."""
         pieces = rng.integers(self.count, size=count)
         episode = np.searchsorted(self._edges, pieces, side="right") - 1
-        return self._row_of_piece_0[episode] + pieces, pieces - self._edges[episode]
+        rows = self._row_of_piece_0[episode] + pieces
+        return self._places(rows, self._segment[episode]), pieces - self._edges[episode]
+
+    def _places(self, rows: Rows, segment: NDArray[np.uint16]) -> list[Place]:
+        if self._segment[-1] == 0:  # the only one
+            return [Place(0, rows, np.arange(len(rows)))]
+        into = np.argsort(segment, kind="stable")
+        cuts = np.flatnonzero(np.diff(segment[into])) + 1
+        bounds = [0, *cuts.tolist(), len(rows)]
+        return [
+            Place(int(segment[into[low]]), rows[into[low:high]], into[low:high])
+            for low, high in pairwise(bounds)
+        ]
 
 
 class Windows:
@@ -80,38 +105,15 @@ class Windows:
         self._views = [_overlapping(part, length) for part in parts]
         self._shape = (length, *parts[0].shape[1:])
 
-    def gather(self, places: "list[Place]", count: int) -> Floats:
-        """[B, T, ...] from the parts in which the B pieces lie."""
+    def gather(self, places: list[Place], count: int) -> Floats:
+        """[B, T, ...] from the segments in which the B pieces lie."""
         if len(places) == 1:
-            found = self._views[places[0].part][places[0].rows]
+            found = self._views[places[0].segment][places[0].rows]
         else:
             found = np.empty(count, self._views[0].dtype)
             for place in places:
-                found[place.into] = self._views[place.part][place.rows]
+                found[place.into] = self._views[place.segment][place.rows]
         return found.view(np.float32).reshape(count, *self._shape)
-
-
-class Place(NamedTuple):
-    """The pieces of a batch that lie in one part of the column."""
-
-    part: int
-    rows: Rows  # counted from the part's first
-    into: Rows  # positions in the batch
-
-
-def _split(rows: Rows, bounds: Rows) -> list[Place]:
-    """Sort rows counted over all parts, which end at `bounds`, by part."""
-    if len(bounds) == 1:
-        return [Place(0, rows, np.arange(len(rows)))]
-    part = np.searchsorted(bounds, rows, side="right")
-    into = np.argsort(part, kind="stable")
-    cuts = np.searchsorted(part[into], np.arange(len(bounds) + 1))
-    first = np.append(0, bounds)
-    return [
-        Place(index, rows[into[low:high]] - first[index], into[low:high])
-        for index, (low, high) in enumerate(pairwise(cuts.tolist()))
-        if high > low
-    ]
 
 
 def _overlapping(column: Floats, length: int) -> NDArray[np.void]:
@@ -119,6 +121,18 @@ def _overlapping(column: Floats, length: int) -> NDArray[np.void]:
     row = column.strides[0]
     count = max(len(column) - length + 1, 0)
     return np.ndarray((count,), f"V{length * row}", buffer=column, strides=(row,))
+
+
+def _outcomes(segment: Segment, rule: ReturnRule) -> Floats:
+    """Reward and return of every step side by side [R, 2]: returns are ours to place, and so both
+    come with one read. In huge pages where the system has them: one look-up serves 2 MiB."""
+    memory = mmap.mmap(-1, 2 * segment.rewards.nbytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    outcomes = np.frombuffer(memory, np.float32).reshape(-1, 2)
+    outcomes[:, 0] = segment.rewards
+    outcomes[:, 1] = returns_to_go(segment.rewards, segment.lengths, rule)
+    return outcomes
 
 
 def counter_stream(seed: int, update: int) -> np.random.Generator:

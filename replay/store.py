@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from m3pc.files import sha256, staged_directory, sync_directory, write_durably
+from m3pc.files import durable_file, sha256, staged_directory, sync_directory
 from m3pc.types import Episode, Floats, InputError
 from replay import manifest
 from replay.manifest import Close, FileEntry, Header, Seal
 from replay.schema import FORMAT, episodes_batch, episodes_schema, steps_batch, steps_schema
 
-SEGMENT_BYTES = 64 << 20  # a segment is sealed when its steps fill this much
+SEGMENT_BYTES = 1 << 30  # a segment is sealed when its episodes fill this much
 ACTION_SLACK = 1e-4  # rounding that recorders were seen to leave beyond [-1, 1]
 
 
@@ -148,8 +148,8 @@ class StoreWriter:
         if not self._seals:
             raise InputError("there is no episode to store; give data with at least one step")
         close = Close(segments=len(self._seals), steps=self.steps, episodes=self.episodes)
-        text = manifest.encode([self.header, *self._seals, close])
-        write_durably(self._folder / manifest.NAME, text)
+        with durable_file(self._folder / manifest.NAME) as file:
+            file.write(manifest.encode([self.header, *self._seals, close]))
 
     def _seal(self) -> None:
         first_number = self.episodes - len(self._open)
@@ -165,17 +165,11 @@ class StoreWriter:
         self._open, self._open_bytes = [], 0
 
     def _write(self, kind: str, batch: pa.RecordBatch) -> FileEntry:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, batch.schema) as writer:
-            writer.write_batch(batch)
         path = self._folder / "segments" / f"{len(self._seals):06d}.{kind}.arrow"
-        content = sink.getvalue()
-        write_durably(path, content)
+        with durable_file(path) as file, pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
         return FileEntry(
-            name=path.name,
-            rows=batch.num_rows,
-            bytes=content.size,
-            sha256=hashlib.sha256(content).hexdigest(),
+            name=path.name, rows=batch.num_rows, bytes=path.stat().st_size, sha256=sha256(path)
         )
 
 
