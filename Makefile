@@ -15,10 +15,10 @@ quickstart: $(VENV)/.installed
 	$(BIN)/m3pc data info shipped:hopper-medium-replay --png runs/quickstart/returns.png
 	$(BIN)/m3pc data sample shipped:hopper-medium-replay
 
-test: lint $(OTHER_ENGINE)
+test: lint $(OTHER_ENGINE)/.installed
 	$(BIN)/pytest -n 2 -m "not long"
 
-test-long: $(VENV)/.developer $(OTHER_ENGINE)
+test-long: $(VENV)/.developer $(OTHER_ENGINE)/.installed
 	$(BIN)/pytest -m long --timeout 5400
 
 bench: $(VENV)/.installed
@@ -37,6 +37,7 @@ format: $(VENV)/.developer
 # torch first and pinned: any looser request would bring gigabytes of CUDA to a machine without it.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	@echo "Installing pinned packages into $(VENV): about two minutes, once."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
 	$(BIN)/pip install --quiet --editable .
@@ -47,8 +48,9 @@ $(VENV)/.developer: $(VENV)/.installed
 	touch $@
 
 # D4RL's physics are checked on both sides of mujoco 3.5, where contact margins changed.
-$(OTHER_ENGINE): $(VENV)/.developer
-	PIP_CONSTRAINT= $(BIN)/pip install --quiet --no-deps --target $@ mujoco==$(OTHER_MUJOCO)
+$(OTHER_ENGINE)/.installed: | $(VENV)/.developer
+	PIP_CONSTRAINT= $(BIN)/pip install --quiet --upgrade --no-deps --target $(@D) mujoco==$(OTHER_MUJOCO)
+	touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
