@@ -24,7 +24,7 @@ def main() -> None:
     for _, folder in pairs:
         print(summary(Store(folder)))
     for file, folder in pairs:
-        print(f"\n{Path(file).name}: states, mean ± std per dimension")
+        print(f"\n{Path(file).name}: states, mean ± std per dimension\n")
         compare(Path(file), Store(folder))
 
 
