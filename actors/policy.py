@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from m3pc.types import Floats
-
-LOG_STD_RANGE = (-20.0, 2.0)  # as in the SAC implementation that recorded D4RL
+from m3pc.types import LOG_STD_RANGE, Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from m3pc.types import Episode, Floats
+from m3pc.types import LOG_STD_RANGE, Episode, Floats
 
-LOG_STD_RANGE = (-20.0, 2.0)  # as in the SAC implementation that recorded D4RL
 Layer = tuple[Floats, Floats]  # weight [out, in], bias [out]
 
 

@@ -55,6 +55,7 @@ def staged_directory(path: Path) -> Iterator[Path]:
         stage.mkdir(exist_ok=True)
         descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
+        _remove_empty(made)
         raise InputError(f"{path} cannot be made: {error}; give another name") from None
     try:
         if not _own(descriptor, stage):
@@ -67,9 +68,7 @@ def staged_directory(path: Path) -> Iterator[Path]:
             stage.rename(path)
         except BaseException:
             shutil.rmtree(stage, ignore_errors=True)
-            for folder in made:  # innermost first; one that somebody uses by now stays
-                with suppress(OSError):
-                    folder.rmdir()
+            _remove_empty(made)
             raise
         sync_directory(path.parent)
     finally:
@@ -83,6 +82,13 @@ def _own(descriptor: int, folder: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), folder.lstat())
     except (BlockingIOError, FileNotFoundError):
         return False
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Innermost first; one that somebody uses by now stays."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _empty(folder: Path) -> None:

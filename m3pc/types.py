@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+
+LOG_STD_RANGE = (-20.0, 2.0)  # of behaviour policies, as in the SAC that recorded D4RL
 
 X = TypeVar("X")
 Y = TypeVar("Y")
@@ -45,9 +47,3 @@ class SegmentBatch(Generic[X]):
 
     def map(self, fn: Callable[[X], Y]) -> "SegmentBatch[Y]":
         return SegmentBatch(**{f.name: fn(getattr(self, f.name)) for f in fields(self)})
-
-
-class EpisodeSink(Protocol):
-    """Where episodes go: a store on this disk, later one in another process."""
-
-    def append(self, episode: Episode) -> None: ...

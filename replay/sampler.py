@@ -75,7 +75,8 @@ class Pieces:
         self.count = int(self._edges[-1])
         first = np.concatenate([np.cumsum(s.lengths) - s.lengths for s in store.segments])
         self._row_of_piece_0 = first[long_enough] - self._edges[:-1]
-        numbers = np.arange(len(store.segments), dtype=np.uint16)  # 16 bits sort by radix
+        kind = np.min_scalar_type(len(store.segments))  # up to 16 bits sort by radix
+        numbers = np.arange(len(store.segments), dtype=kind)
         episodes = [len(segment.lengths) for segment in store.segments]
         self._segment = np.repeat(numbers, episodes)[long_enough]
 
@@ -86,7 +87,7 @@ class Pieces:
         rows = self._row_of_piece_0[episode] + pieces
         return self._places(rows, self._segment[episode]), pieces - self._edges[episode]
 
-    def _places(self, rows: Rows, segment: NDArray[np.uint16]) -> list[Place]:
+    def _places(self, rows: Rows, segment: NDArray[Any]) -> list[Place]:
         if self._segment[-1] == 0:  # the only one
             return [Place(0, rows, np.arange(len(rows)))]
         into = np.argsort(segment, kind="stable")
@@ -126,7 +127,7 @@ def _overlapping(column: Floats, length: int) -> NDArray[np.void]:
 def _outcomes(segment: Segment, rule: ReturnRule) -> Floats:
     """Reward and return of every step side by side [R, 2]: returns are ours to place, and so both
     come with one read. In huge pages where the system has them: one look-up serves 2 MiB."""
-    memory = mmap.mmap(-1, 2 * segment.rewards.nbytes)
+    memory = mmap.mmap(-1, 2 * segment.rewards.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     outcomes = np.frombuffer(memory, np.float32).reshape(-1, 2)

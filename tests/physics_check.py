@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import h5py
+import mujoco
 import numpy as np
 
-from m3pc.envs import engine
+import m3pc.envs  # noqa: F401 - registers d4rl/*
 
 MISS = 1e-3  # an error above this is other physics; rounding to float32 gives less than 1e-4
 
@@ -34,8 +35,8 @@ ROBOTS = {
 
 
 def check(path: Path) -> dict[str, Any]:
-    """Both physics against the steps in the file, whose name begins with the robot's."""
-    robot = ROBOTS[path.name.split("_")[0]]
+    """Both physics against the steps in the file, whose name holds the robot's."""
+    robot = ROBOTS[_robot(path)]
     with h5py.File(path) as file:
         names = ("infos/qpos", "infos/qvel", "actions", "next_observations", "rewards", "terminals")
         qpos, qvel, actions, states, rewards, terminals = (file[name][:] for name in names)
@@ -49,6 +50,11 @@ def check(path: Path) -> dict[str, Any]:
         "recorded": _errors(robot.recorded, steps, wanted),
         "modern": _errors(robot.modern, steps, wanted),
     }
+
+
+def _robot(path: Path) -> str:
+    found = next((name for name in ROBOTS if name in path.name.lower()), None)
+    return found or sys.exit(f"{path.name} names none of {', '.join(ROBOTS)}")
 
 
 def _errors(env_id: str, steps: tuple[Any, ...], wanted: tuple[Any, ...]) -> dict[str, float]:
@@ -78,5 +84,6 @@ def _replay(env_id: str, qpos: Any, qvel: Any, actions: Any) -> tuple[Any, Any, 
 
 
 if __name__ == "__main__":
-    files = {Path(name).name.split("_")[0]: check(Path(name)) for name in sys.argv[1:]}
-    sys.stdout.write(json.dumps({"engine": engine(), "files": files}) + "\n")
+    files = {_robot(path): check(path) for path in map(Path, sys.argv[1:])}
+    found = {"engine": f"mujoco {mujoco.__version__}", "files": files}
+    sys.stdout.write(json.dumps(found, indent=1) + "\n")

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from m3pc.cli import app
-from replay.store import write_store
+from replay.store import Store, write_store
 from tests.episodes import header, numbered
 from tests.shared_data import ROOT
 
@@ -99,7 +99,10 @@ def test_sample_draws_the_same_with_the_same_seed(store: Path) -> None:
         (["data", "info", "nowhere"], "nowhere is not a store"),
         (["data", "info", "shipped:ant"], "does not come with m3pc"),
         (["data", "import", "nowhere.hdf5", "out"], "no file or folder nowhere.hdf5"),
-        (["data", "regenerate", "nowhere.npz", "out", "--steps", "1"], "no file nowhere.npz"),
+        (
+            ["data", "regenerate", "nowhere.npz", "out", "--steps", "1"],
+            "no file or folder nowhere.npz",
+        ),
         (["data", "make", "Hopper-v99", "out", "--quality", "medium"], "Hopper-v99"),
         (["data", "make", "Hopper-v4", "out", "--quality", "great"], "medium-replay"),
         (
@@ -129,6 +132,36 @@ def test_make_keeps_the_replay_of_its_training(tmp_path: Path) -> None:
     assert (tmp_path / "replay-curve.png").read_bytes().startswith(PNG)
     found = json.loads(m3pc("data", "info", "replay", "--json", cwd=tmp_path).stdout)
     assert (found["episodes"], found["steps"], found["step limit"]) == (5, 1000, 200)
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (["--quality", "expert", "--replay", "out"], 2, "--replay is a second place"),
+        (["--quality", "expert", "--png", "file/curve.png"], 74, "file"),
+        (["--quality", "expert", "--replay", "file/replay"], 2, "cannot be made"),
+    ],
+)
+def test_make_finds_fault_before_it_trains(
+    more: list[str], code: int, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    order = ["data", "make", "Pendulum-v1", "out", "--target-return=-10000", *more]
+    done = m3pc(*order, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_make_tells_rollouts_from_their_replay(tmp_path: Path) -> None:
+    order = ["data", "make", "Pendulum-v1", "out", "--quality", "expert", "--steps", "300"]
+    done = m3pc(*order, "--target-return=-10000", "--replay", "seen", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    out, seen = Store(tmp_path / "out"), Store(tmp_path / "seen")
+    assert (out.header.source["content"], out.lengths.tolist()) == ("rollouts", [200, 200])
+    assert (seen.header.source["content"], seen.totals.steps) == ("replay", 1000)
+    assert out.header.source["engine"].startswith("gymnasium")
 
 
 def test_make_says_so_when_the_return_is_not_reached(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_seeds_of_episodes_do_not_depend_on_what_came_before() -> None:
 def test_a_policy_file_for_another_robot_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the policy in hopper_medium-v2"):
         regenerate(
-            shared_file("d4rl/hopper_medium-v2.hdf5"),
+            str(shared_file("d4rl/hopper_medium-v2.hdf5")),
             tmp_path / "out",
             steps=10,
             seed=0,
@@ -99,6 +99,19 @@ def log_prob(policy: TanhGaussian, state: np.ndarray, action: np.ndarray) -> flo
     return float((gaussian - np.log(1 - action.astype(np.float64) ** 2 + 1e-6)).sum())
 
 
+@pytest.mark.parametrize("field", ["nonlinearity", "output_distribution"])
+def test_another_kind_of_network_is_refused(field: str, tmp_path: Path) -> None:
+    import h5py
+
+    path = tmp_path / "hopper.hdf5"
+    path.write_bytes(shared_file("d4rl/hopper_medium-v2.hdf5").read_bytes())
+    with h5py.File(path, "r+") as file:
+        del file[f"metadata/policy/{field}"]
+        file[f"metadata/policy/{field}"] = np.bytes_("other")
+    with pytest.raises(InputError, match=field):
+        load_policy(path, Limits())
+
+
 def test_a_dope_checkpoint_is_read_too() -> None:
     policy = load_policy(shared_file("dope/walker_online_3.npz"), Limits())
     assert [layer.weight.shape for layer in policy.hidden] == [(256, 17), (256, 256)]
@@ -117,7 +130,7 @@ def test_rollouts_load_no_torch() -> None:
 @pytest.mark.parametrize("robot", RECORDED)
 def test_a_regenerated_set_has_the_recorded_mean_return(robot: str, tmp_path: Path) -> None:
     store = regenerate(
-        shared_file(f"d4rl/{robot}_medium-v2.hdf5"),
+        str(shared_file(f"d4rl/{robot}_medium-v2.hdf5")),
         tmp_path / "out",
         steps=200_000,
         seed=0,

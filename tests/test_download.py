@@ -78,6 +78,21 @@ def test_a_server_without_ranges_starts_anew(entry: Entry, tmp_path: Path) -> No
     assert fetch(entry, tmp_path, silent).read_bytes() == CONTENT
 
 
+def test_a_download_that_only_lacks_its_name_is_not_fetched_again(
+    entry: Entry, tmp_path: Path
+) -> None:
+    path = fetch(entry, tmp_path, silent)
+    path.rename(path.with_suffix(".part"))
+    assert fetch(entry, tmp_path, silent).read_bytes() == CONTENT
+    assert Handler.asked == [None]
+
+
+def test_a_cache_that_cannot_be_made_is_one_sentence(entry: Entry, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="could not be fetched"):
+        fetch(entry, tmp_path / "file", silent)
+
+
 def test_a_file_with_another_hash_is_removed(entry: Entry, tmp_path: Path) -> None:
     wrong = Entry(id=entry.id, url=entry.url, bytes=entry.bytes, sha256="0" * 64)
     with pytest.raises(InputError, match="expected 0000"):

@@ -1,13 +1,15 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from m3pc.returns import ReturnRule, returns_to_go
 from m3pc.types import InputError
-from replay.sampler import Sampler
+from replay.sampler import Pieces, Sampler
 from replay.store import Store, write_store
 from tests.episodes import header, numbered
 
@@ -80,6 +82,25 @@ def test_episodes_that_are_all_too_short_are_refused(tmp_path: Path) -> None:
     store = make(tmp_path / "s", segment_bytes=1 << 20)
     with pytest.raises(InputError, match="longest has 12"):
         Sampler(store, length=13, batch=1, seed=0, returns=RULE)
+
+
+class ManySegments:
+    """As much of a store as `Pieces` looks at: one episode a segment."""
+
+    path = Path("many")
+
+    def __init__(self, count: int) -> None:
+        self.lengths = np.full(count, LENGTH)
+        self.segments = [SimpleNamespace(lengths=np.array([LENGTH]))] * count
+
+
+def test_more_segments_than_16_bits_can_number_are_told_apart() -> None:
+    count = 70_000
+    pieces = Pieces(cast(Store, ManySegments(count)), LENGTH)
+    places, _ = pieces.draw(np.random.default_rng(0), 5_000)
+    found = np.array([place.segment for place in places])
+    assert (np.diff(found) > 0).all()
+    assert found.max() > 2**16
 
 
 def test_the_replay_package_never_loads_torch() -> None:

@@ -3,7 +3,7 @@
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -14,7 +14,7 @@ from m3pc.cli import config, data, doctor
 # compute. Whoever wants another number sets it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-BAD_INPUT, INTERNAL, INTERRUPTED = 2, 70, 130  # exit codes
+BAD_INPUT, INTERNAL, IO, MEMORY, INTERRUPTED = 2, 70, 74, 75, 130  # exit codes
 
 app = typer.Typer(
     name="m3pc",
@@ -48,11 +48,19 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        _end(IO, f"{error}; look at the disk, the path and its rights")
+    except MemoryError:
+        _end(MEMORY, "out of memory; use a machine with more, or less data at a time")
     except Exception as error:
         from m3pc.types import InputError  # here, because it loads numpy
 
         if isinstance(error, InputError):
-            typer.secho(f"error: {error}", fg="red", err=True)
-            sys.exit(BAD_INPUT)
+            _end(BAD_INPUT, str(error))
         traceback.print_exc()
         sys.exit(INTERNAL)
+
+
+def _end(code: int, sentence: str) -> NoReturn:
+    typer.secho(f"error: {sentence}", fg="red", err=True)
+    sys.exit(code)

@@ -15,10 +15,10 @@ Out = Annotated[Path, typer.Argument(help="Where the store goes; must not exist 
 StorePath = Annotated[str, typer.Argument(help="A store, or shipped:NAME.")]
 Seed = Annotated[int, typer.Option(min=0, help="Same seed, same data, to the bit.")]
 MemoryLimit = Annotated[
-    float, typer.Option(min=0.25, help="GiB that reading a foreign file may take.")
+    float, typer.Option(min=0.25, max=4096, help="GiB that reading a foreign file may take.")
 ]
 TimeLimit = Annotated[
-    float, typer.Option(min=1, help="Seconds that reading a foreign file may take.")
+    float, typer.Option(min=1, max=86400, help="Seconds that reading a foreign file may take.")
 ]
 EnvId = Annotated[
     str | None, typer.Option("--env", help="Environment id, where the file does not say.")
@@ -122,7 +122,9 @@ def sample(
 
 @app.command()
 def regenerate(
-    file: Annotated[Path, typer.Argument(help="D4RL .hdf5 with a policy inside, or a DOPE .npz.")],
+    source: Annotated[
+        str, typer.Argument(help="D4RL .hdf5 or id with a policy inside, or a DOPE .npz.")
+    ],
     out: Out,
     steps: Annotated[int, typer.Option(min=1, help="Stop after the episode that completes them.")],
     seed: Seed = 0,
@@ -134,9 +136,9 @@ def regenerate(
     from m3pc.cli.progress import progress
     from m3pc.run.regenerate import regenerate as run
 
-    with progress(f"regenerating {file.name}", "steps") as report:
+    with progress(f"regenerating {source}", "steps") as report:
         store = run(
-            file,
+            source,
             out,
             steps=steps,
             seed=seed,
@@ -170,7 +172,6 @@ def make(
     """Train a SAC until it reaches a stated return; keep its replay, or roll it out."""
     from m3pc.cli.progress import progress
     from m3pc.run.make import Order, make_dataset
-    from m3pc.run.train import Progress
 
     order = Order(
         env_id=env,
@@ -183,18 +184,8 @@ def make(
         replay=replay,
         picture=png or Path(f"{out.name}-curve.png"),
     )
-    with progress(f"training on {env}", "steps") as report:
-
-        def show(point: Progress) -> None:
-            report(
-                {
-                    "steps": point.steps,
-                    "evaluation return": point.evaluation_return,
-                    "training return": point.training_return,
-                }
-            )
-
-        store, training = make_dataset(order, show)
+    with progress(f"making {out.name}", "steps") as report:
+        store, training = make_dataset(order, report)
     last = training.curve[-1]
     typer.echo(
         f"trained for {last.steps:,} steps, {len(training.episodes):,} episodes, "

@@ -28,13 +28,15 @@ def progress(title: str, unit: str) -> Iterator[Report]:
 
 @contextmanager
 def _lines(title: str) -> Iterator[Report]:
-    last = time.monotonic()
+    start = last = time.monotonic()
 
     def report(numbers: Mapping[str, Any]) -> None:
         nonlocal last
-        if time.monotonic() - last >= EVERY:
-            last = time.monotonic()
-            typer.echo(f"{title}: {_words(numbers)}", err=True)
+        now = time.monotonic()
+        if now - last >= EVERY:
+            last = now
+            rate = next(iter(numbers.values())) / (now - start)
+            typer.echo(f"{title}: {_words(numbers)}  {rate:,.0f}/s", err=True)
 
     yield report
 
@@ -53,19 +55,24 @@ def _bar(title: str, unit: str, console: "Console") -> Iterator[Report]:
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
         TextColumn("{task.completed:,.0f} {task.fields[unit]}"),
+        TextColumn("{task.fields[rate]}"),
         TextColumn("{task.fields[rest]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None, unit=unit, rest="")
+        task = bar.add_task(title, total=None, unit=unit, rate="", rest="")
 
         def report(numbers: Mapping[str, Any]) -> None:
             rest = dict(numbers)
             # A download speaks of bytes even where the work itself is counted in steps.
             counted = unit if unit in rest else next(iter(rest))
             done, total = rest.pop(counted), rest.pop("of", None)
-            bar.update(task, completed=done, total=total, unit=counted, rest=_words(rest))
+            speed = bar.tasks[0].speed
+            rate = f"{speed:,.0f}/s" if speed else ""
+            bar.update(
+                task, completed=done, total=total, unit=counted, rate=rate, rest=_words(rest)
+            )
 
         yield report
 

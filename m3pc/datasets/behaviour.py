@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from m3pc.datasets.hdf5 import NUMBERS, array, members, open_hdf5, subgroup, to_float32
@@ -69,6 +70,7 @@ def _from_hdf5(path: Path) -> dict[str, np.ndarray]:
                 "D4RL's medium and expert files do"
             )
         policy = subgroup(subgroup(file, "metadata"), "policy")
+        _refuse_other_networks(policy, path.name)
         layers = [
             name for name in members(policy) if re.fullmatch(r"fc\d+|last_fc|last_fc_log_std", name)
         ]
@@ -77,6 +79,14 @@ def _from_hdf5(path: Path) -> dict[str, np.ndarray]:
             for layer in layers
             for part in ("weight", "bias")
         }
+
+
+def _refuse_other_networks(policy: h5py.Group, name: str) -> None:
+    """D4RL says what lies between the layers and on top of them; we know one answer to each."""
+    for field, known in (("nonlinearity", b"relu"), ("output_distribution", b"tanh_gaussian")):
+        found = policy[field][()] if field in members(policy) else known
+        if found != known:
+            raise InputError(f"{name}: the policy's {field} is {found!r}, expected {known!r}")
 
 
 def _from_npz(path: Path) -> dict[str, np.ndarray]:

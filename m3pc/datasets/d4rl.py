@@ -12,7 +12,7 @@ from m3pc.datasets.source import Options, Source
 from m3pc.types import Episode, Floats, InputError
 
 HORIZON = 1000  # step limit of the locomotion tasks
-JUMP = 1e-6  # a successor further than this from the next row's state began another episode
+JUMP = 1e-5  # a successor further than this part from the next row's state: another episode
 ROBOTS = {
     "hopper": "d4rl/Hopper-v2",
     "walker": "d4rl/Walker2d-v2",
@@ -34,9 +34,10 @@ def read_d4rl(file: h5py.File, name: str, options: Options) -> Source:
     timeouts = flags(file, "timeouts") if "timeouts" in present else np.zeros_like(terminals)
     _same_length(actions, rewards, terminals, timeouts, states=states, successors=successors)
     horizon = options.horizon or HORIZON
-    ends = terminals | timeouts | _jumps(states, successors)
+    jumps = _jumps(states, successors)
+    ends = terminals | timeouts | jumps
     if "timeouts" not in present:
-        timeouts = _clock_ends(ends, horizon)
+        timeouts = _clock_ends(ends, horizon) & ~terminals
     ends |= timeouts
     ends[-1] = True
     return Source(
@@ -45,7 +46,13 @@ def read_d4rl(file: h5py.File, name: str, options: Options) -> Source:
         actions=actions.shape[1],
         horizon=horizon,
         env=options.env or robot(name),
-        details={"transitions": len(states), "successors": successors is not None},
+        details={
+            "transitions": len(states),
+            "successors": successors is not None,
+            "cuts_by_jump": int((jumps & ~terminals & ~timeouts).sum()),
+            # Our environments repeat the physics of v2; older recordings were not shown to fit.
+            "physics": "v2" if "-v2" in name else "unverified",
+        },
         episodes=_episodes(states, successors, actions, rewards, terminals, timeouts, ends),
     )
 
@@ -84,18 +91,19 @@ def _episodes(
 def _jumps(states: Floats, successors: Floats | None) -> Flags:
     jumps = np.zeros(len(states), dtype=np.bool_)
     if successors is not None:
-        jumps[:-1] = np.abs(states[1:] - successors[:-1]).max(axis=1) > JUMP
+        distance = np.abs(states[1:] - successors[:-1])
+        jumps[:-1] = (distance > JUMP * np.maximum(np.abs(states[1:]), 1)).any(axis=1)
         jumps |= ~np.isfinite(successors).all(axis=1)  # a final state then, and refused as such
     return jumps
 
 
 def _clock_ends(ends: Flags, horizon: int) -> Flags:
-    """Time-outs of a file that stores none: every `horizon` steps since the last end."""
+    """The clock of a file that stores none: every `horizon` steps since the last end."""
     rows = np.arange(len(ends))
     begins = np.append(True, ends[:-1])
     since = rows - np.maximum.accumulate(np.where(begins, rows, 0))
     late: Flags = since % horizon == horizon - 1
-    return late & ~ends
+    return late
 
 
 def _same_length(*columns: NDArray[np.generic], states: Floats, successors: Floats | None) -> None:
@@ -114,5 +122,5 @@ def _same_length(*columns: NDArray[np.generic], states: Floats, successors: Floa
 
 def robot(name: str) -> str | None:
     """The environment that a D4RL file name speaks of."""
-    found = re.match(r"(hopper|walker|halfcheetah)(?=2d|[-_])", name.lower())
+    found = re.search(r"\b(hopper|walker|halfcheetah)(?=2d|[-_])", name.lower())
     return ROBOTS[found[1]] if found else None

@@ -6,12 +6,14 @@ TensorFlow Datasets recorded them.
 
 import csv
 import difflib
+import fcntl
+import http.client
 import os
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from m3pc.files import sha256
 from m3pc.types import InputError
@@ -78,11 +80,15 @@ def fetch(entry: Entry, folder: Path, on_progress: Progress) -> Path:
     path = folder / f"{entry.id.replace(':', '-').replace('/', '-')}.hdf5"
     if path.is_file() and path.stat().st_size == entry.bytes and sha256(path) == entry.sha256:
         return path
-    folder.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     try:
-        _continue(entry, part, on_progress)
-    except (urllib.error.URLError, OSError) as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        with part.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another process may be at it
+            _continue(entry, file, on_progress)
+    except BlockingIOError:
+        raise InputError(f"{entry.id} is being fetched by another process; wait for it") from None
+    except (OSError, http.client.HTTPException) as error:
         have = part.stat().st_size if part.exists() else 0
         raise InputError(
             f"{entry.id} could not be fetched from {entry.url} "
@@ -104,23 +110,21 @@ def cache() -> Path:
     return Path(os.environ.get("M3PC_CACHE", "~/.cache/m3pc")).expanduser()
 
 
-def _continue(entry: Entry, part: Path, on_progress: Progress) -> None:
-    have = part.stat().st_size if part.exists() else 0
-    if have >= entry.bytes:
-        part.unlink()
-        have = 0
+def _continue(entry: Entry, file: BinaryIO, on_progress: Progress) -> None:
+    have = file.tell()
+    if have == entry.bytes:
+        return  # an earlier try ended just before the hash
     request = urllib.request.Request(entry.url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-        resumed = (
-            answer.status == 206
-        )  # a server that ignores Range sends everything from the start
-        with part.open("ab" if resumed else "wb") as file:
-            while block := answer.read(BLOCK):
-                file.write(block)
-                on_progress({"bytes": file.tell(), "of": entry.bytes})
-                if file.tell() > entry.bytes:
-                    raise OSError(f"the server sent more than {entry.bytes} bytes")
-    if part.stat().st_size < entry.bytes:
+        if answer.status != 206:  # a server that ignores Range sends everything from the start
+            file.truncate(0)
+        while block := answer.read(BLOCK):
+            file.write(block)
+            on_progress({"bytes": file.tell(), "of": entry.bytes})
+            if file.tell() > entry.bytes:
+                file.truncate(0)
+                raise OSError(f"the server sent more than {entry.bytes} bytes")
+    if file.tell() < entry.bytes:
         raise OSError("the connection ended early")
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import h5py
 import numpy as np
@@ -31,25 +31,24 @@ def read_robomimic(file: h5py.File, options: Options) -> Source:
     )
     if not demos:
         raise InputError(f"{data.name} has no demo_0, demo_1, ...; found {members(data)[:12]}")
-    keys = options.keys or KEYS
-    first = _episode(subgroup(data, demos[0]), keys)
+    keys, horizon = options.keys or KEYS, options.horizon or HORIZON
+    first = _episode(subgroup(data, demos[0]), keys, horizon)
     return Source(
         kind="robomimic",
         states=first.states.shape[1],
         actions=first.actions.shape[1],
-        horizon=options.horizon or HORIZON,
+        horizon=horizon,
         env=options.env or _environment(data),
-        details={"keys": list(keys), "demonstrations": len(demos)},
-        episodes=_episodes(data, demos, keys),
+        details={
+            "keys": list(keys),
+            "demonstrations": len(demos),
+            "horizon": "given" if options.horizon else "assumed",
+        },
+        episodes=(_episode(subgroup(data, name), keys, horizon) for name in demos),
     )
 
 
-def _episodes(data: h5py.Group, demos: Sequence[str], keys: Sequence[str]) -> Iterator[Episode]:
-    for name in demos:
-        yield _episode(subgroup(data, name), keys)
-
-
-def _episode(demo: h5py.Group, keys: Sequence[str]) -> Episode:
+def _episode(demo: h5py.Group, keys: Sequence[str], horizon: int) -> Episode:
     """All stored steps. Without `next_obs` the last is left out, unless the task ended there."""
     states = _observations(subgroup(demo, "obs"), keys)
     actions, rewards = matrix(demo, "actions"), to_float32(vector(demo, "rewards"))
@@ -77,7 +76,7 @@ def _episode(demo: h5py.Group, keys: Sequence[str]) -> Episode:
         actions=actions,
         rewards=rewards,
         terminated=bool(done[-1]),
-        truncated=not done[-1],
+        truncated=bool(not done[-1] and len(done) == horizon),  # else somebody stopped recording
     )
 
 

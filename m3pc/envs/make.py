@@ -73,11 +73,13 @@ def step_limit(env: Env | Vector) -> int:
     return limit
 
 
-def engine() -> str:
-    """Name and version of the physics engine; belongs beside every score."""
+def engine(env: Env) -> str:
+    """Name and version of what computes the physics; belongs beside every score."""
     import mujoco
 
-    return f"mujoco {mujoco.__version__}"
+    if isinstance(getattr(env.unwrapped, "model", None), mujoco.MjModel):
+        return f"mujoco {mujoco.__version__}"
+    return f"gymnasium {gymnasium.__version__}"
 
 
 def _cannot_make(env_id: str, error: Exception) -> str:

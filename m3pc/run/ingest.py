@@ -1,5 +1,6 @@
 """Foreign data in, one verified store out."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -44,8 +45,9 @@ def ingest(
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of the file, or of a folder's main data file."""
-    if path.is_dir():
-        main = path / "data" / "main_data.hdf5"
-        return sha256(main) if main.is_file() else ""
-    return sha256(path)
+    """SHA-256 of the file, or of a folder's list of names and hashes."""
+    if path.is_file():
+        return sha256(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    listing = "".join(f"{sha256(file)}  {file.relative_to(path)}\n" for file in files)
+    return hashlib.sha256(listing.encode()).hexdigest()

@@ -9,6 +9,7 @@ import m3pc.envs
 from actors.policy import Linear, TanhGaussian
 from m3pc.datasets import behaviour
 from m3pc.datasets.d4rl import robot
+from m3pc.datasets.download import locate
 from m3pc.datasets.sandbox import Limits, run_limited
 from m3pc.files import sha256
 from m3pc.run.collect import collect
@@ -18,7 +19,7 @@ from replay.store import Store, write_store
 
 
 def regenerate(
-    file: Path,
+    source: str,
     out: Path,
     *,
     steps: int,
@@ -28,37 +29,37 @@ def regenerate(
     on_progress: Callable[[dict[str, Any]], None],
     workers: int | None = None,
 ) -> Store:
-    """Roll out the behaviour policy stored in `file` for `steps` steps, in whole episodes."""
-    if not file.is_file():
-        raise InputError(f"there is no file {file}; give a D4RL .hdf5 or a DOPE .npz with a policy")
-    env_id = env_id or robot(file.name)
+    """Roll out the behaviour policy in a file or dataset for `steps` steps, in whole episodes."""
+    found = locate(source, on_progress)
+    if not found.path.is_file():
+        raise InputError(f"{source} is not a file; give a D4RL .hdf5 or a DOPE .npz with a policy")
+    env_id = env_id or robot(found.name)
     if env_id is None:
         raise InputError(
-            f"{file.name} does not say which robot it is for; give --env, such as d4rl/Hopper-v2"
+            f"{found.name} does not say which robot it is for; give --env, such as d4rl/Hopper-v2"
         )
-    policy = load_policy(file, limits)
-    env = m3pc.envs.make(env_id)
-    sizes = (env.observation_space.shape, env.action_space.shape)
+    policy = load_policy(found.path, limits)
     expected = ((policy.hidden[0].weight.shape[1],), policy.mean.bias.shape)
-    if sizes != expected:
-        raise InputError(
-            f"{env_id} has states and actions of {sizes}, the policy in {file.name} {expected}"
+    with m3pc.envs.make(env_id) as env:
+        sizes = (env.observation_space.shape, env.action_space.shape)
+        if sizes != expected:
+            raise InputError(
+                f"{env_id} has states and actions of {sizes}, the policy in {found.name} {expected}"
+            )
+        header = Header(
+            states=expected[0][0],
+            actions=expected[1][0],
+            horizon=m3pc.envs.step_limit(env),
+            env=env_id,
+            source={
+                "kind": "regenerated",
+                "name": found.name,
+                "sha256": sha256(found.path),
+                "steps": steps,
+                "seed": seed,
+                "engine": m3pc.envs.engine(env),
+            },
         )
-    header = Header(
-        states=expected[0][0],
-        actions=expected[1][0],
-        horizon=m3pc.envs.step_limit(env),
-        env=env_id,
-        source={
-            "kind": "regenerated",
-            "name": file.name,
-            "sha256": sha256(file),
-            "steps": steps,
-            "seed": seed,
-            "engine": m3pc.envs.engine(),
-        },
-    )
-    env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it without types
     with write_store(out, header) as writer:
         for episode in collect(env_id, policy, steps=steps, seed=seed, workers=workers):
             writer.append(episode)
