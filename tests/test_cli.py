@@ -155,10 +155,10 @@ def test_make_finds_fault_before_it_trains(
 
 
 def test_make_tells_rollouts_from_their_replay(tmp_path: Path) -> None:
-    order = ["data", "make", "Pendulum-v1", "out", "--quality", "expert", "--steps", "300"]
+    order = ["data", "make", "Pendulum-v1", "--quality", "expert", "--steps", "300"]
     done = m3pc(*order, "--target-return=-10000", "--replay", "seen", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    out, seen = Store(tmp_path / "out"), Store(tmp_path / "seen")
+    out, seen = Store(tmp_path / "data" / "pendulum-v1-expert"), Store(tmp_path / "seen")
     assert (out.header.source["content"], out.lengths.tolist()) == ("rollouts", [200, 200])
     assert (seen.header.source["content"], seen.totals.steps) == ("replay", 1000)
     assert out.header.source["engine"].startswith("gymnasium")

@@ -152,7 +152,10 @@ def regenerate(
 @app.command()
 def make(
     env: Annotated[str, typer.Argument(help="Environment id, such as d4rl/Hopper-v2.")],
-    out: Out,
+    out: Annotated[
+        Path | None, typer.Argument(help="Where the store goes; default data/ENV-QUALITY.")
+    ] = None,
+    *,
     quality: Annotated[str, typer.Option(help="medium, medium-replay or expert.")],
     steps: Annotated[
         int | None, typer.Option(min=1, help="Size; default 200,000, or all of a replay.")
@@ -173,6 +176,7 @@ def make(
     from m3pc.cli.progress import progress
     from m3pc.run.make import Order, make_dataset
 
+    out = out or Path("data") / f"{env.rpartition('/')[2].lower()}-{quality}"
     order = Order(
         env_id=env,
         out=out,
