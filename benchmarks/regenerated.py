@@ -11,16 +11,24 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from m3pc.envs import normalised_score
 from replay.statistics import statistics
 from replay.store import Store
 
+# Mean return of 300 rollouts of the same policies, made elsewhere, and its standard error.
+REFERENCE = {
+    "d4rl/Hopper-v2": (1389, 22),
+    "d4rl/Walker2d-v2": (2743, 64),
+    "d4rl/HalfCheetah-v2": (4778, 22),
+}
+
 
 def main() -> None:
     pairs = list(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
-    print("| set | episodes | steps | mean return ± s.e. | normalised | engine |")
-    print("|---|---|---|---|---|---|")
+    print("| set | episodes | steps | mean return ± s.e. | reference | apart by | score | engine |")
+    print("|---|---|---|---|---|---|---|---|")
     for _, folder in pairs:
         print(summary(Store(folder)))
     for file, folder in pairs:
@@ -29,14 +37,28 @@ def main() -> None:
 
 
 def summary(store: Store) -> str:
-    returns = store.episode_returns
-    error = returns.std(ddof=1) / len(returns) ** 0.5
     assert store.header.env
-    score = normalised_score(store.header.env, float(returns.mean()))
+    returns = store.episode_returns
+    mean, error = returns.mean(), standard_error(returns)
+    reference, reference_error = REFERENCE[store.header.env]
+    score = normalised_score(store.header.env, float(mean))
     return (
         f"| {store.header.source['name']} | {len(returns)} | {store.totals.steps} "
-        f"| {returns.mean():.0f} ± {error:.0f} | {score:.1f} | {store.header.source['engine']} |"
+        f"| {mean:.0f} ± {error:.0f} | {reference} ± {reference_error} "
+        f"| {apart(store):.1f} s.e. | {score:.1f} | {store.header.source['engine']} |"
     )
+
+
+def apart(store: Store) -> float:
+    """Distance of the mean return from the reference, in standard errors of the difference."""
+    assert store.header.env
+    reference, error = REFERENCE[store.header.env]
+    returns = store.episode_returns
+    return float(abs(returns.mean() - reference) / np.hypot(error, standard_error(returns)))
+
+
+def standard_error(returns: NDArray[np.float64]) -> float:
+    return float(returns.std(ddof=1) / len(returns) ** 0.5)
 
 
 def compare(file: Path, store: Store) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from m3pc.files import durable_file, sha256, staged_directory, sync_directory
+from m3pc.files import durable_file, sha256, staged_directory
 from m3pc.types import Episode, Floats, InputError
 from replay import manifest
 from replay.manifest import Close, FileEntry, Header, Seal
@@ -182,7 +182,6 @@ def write_store(
         writer = StoreWriter(stage, header, segment_bytes=segment_bytes)
         yield writer
         writer.close()
-        sync_directory(stage / "segments")
 
 
 def check(episode: Episode, header: Header, number: int) -> None:

@@ -87,6 +87,13 @@ def test_a_download_that_only_lacks_its_name_is_not_fetched_again(
     assert Handler.asked == [None]
 
 
+def test_a_part_that_is_too_long_is_fetched_anew(entry: Entry, tmp_path: Path) -> None:
+    path = fetch(entry, tmp_path, silent)
+    path.rename(path.with_suffix(".part")).write_bytes(CONTENT + b"x")
+    assert fetch(entry, tmp_path, silent).read_bytes() == CONTENT
+    assert Handler.asked == [None, None]
+
+
 def test_a_cache_that_cannot_be_made_is_one_sentence(entry: Entry, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="could not be fetched"):

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Report = Callable[[Mapping[str, Any]], None]
-
-
 EVERY = 10.0  # seconds between two lines where there is no terminal
 
 

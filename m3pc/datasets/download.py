@@ -114,6 +114,8 @@ def _continue(entry: Entry, file: BinaryIO, on_progress: Progress) -> None:
     have = file.tell()
     if have == entry.bytes:
         return  # an earlier try ended just before the hash
+    if have > entry.bytes:
+        have = file.truncate(0)
     request = urllib.request.Request(entry.url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
         if answer.status != 206:  # a server that ignores Range sends everything from the start
@@ -122,7 +124,6 @@ def _continue(entry: Entry, file: BinaryIO, on_progress: Progress) -> None:
             file.write(block)
             on_progress({"bytes": file.tell(), "of": entry.bytes})
             if file.tell() > entry.bytes:
-                file.truncate(0)
                 raise OSError(f"the server sent more than {entry.bytes} bytes")
     if file.tell() < entry.bytes:
         raise OSError("the connection ended early")

@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from m3pc.datasets.hdf5 import open_hdf5, refuse_links, to_float32
+from m3pc.datasets.hdf5 import NUMBERS, open_hdf5, refuse_links, to_float32
 from m3pc.datasets.source import Options, Source
 from m3pc.types import Episode, Floats, InputError
 
@@ -106,9 +106,9 @@ def _join(observations: Any, keys: tuple[str, ...]) -> Floats:
 
 def _flat(values: Any) -> Floats:
     array = np.asarray(values)
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in NUMBERS:
         raise InputError(f"observations are {array.dtype}, expected numbers")
-    return array.astype(np.float32).reshape(len(array), -1)
+    return to_float32(array).reshape(len(array), -1)
 
 
 def _bounds(space: gymnasium.Space[Any]) -> tuple[Floats, Floats]:
