@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from m3pc.returns import ReturnRule, returns_to_go
+from m3pc.streams import counter_stream
 from m3pc.types import Episode
 from replay.manifest import Header
-from replay.sampler import Sampler, counter_stream
+from replay.sampler import Sampler
 from replay.store import Store, write_store
 
 STATES, ACTIONS, LENGTH, BATCH, EPISODE = 11, 3, 8, 2048, 1000

@@ -140,6 +140,10 @@ class PretrainConfig(Section):
     updates: Count = _field(140_000, "updates in all")
     warmup: CountOrZero = _field(40_000, "updates until the learning rate is reached")
     lr: Part = _field(1e-4, "highest learning rate")
+    log_every: Count = _field(100, "updates between two lines of metrics")
+    measure_every: Count = _field(2000, "updates between two measurements on held-out episodes")
+    checkpoint_every: Count = _field(1000, "updates between two checkpoints")
+    keep: Annotated[int, Field(ge=1, le=1000)] = _field(3, "newest checkpoints that are kept")
 
 
 class DatasetConfig(Section):
@@ -296,6 +300,18 @@ class EvaluationConfig(Section):
     seeds: Annotated[int, Field(ge=1, le=1000)] = _field(5, "training runs behind a reported score")
 
 
+class ComputeConfig(Section):
+    """Where and how numbers are computed."""
+
+    device: Literal["cpu", "cuda", "mps"] = _field("cpu", "that holds the model and the critic")
+    precision: Literal["fp32", "bf16"] = _field(
+        "fp32", "of products; bf16 only where `m3pc doctor` finds that it works"
+    )
+    threads: Annotated[int, Field(ge=1, le=1024)] = _field(
+        1, "of torch on a CPU; another number may change the last bits"
+    )
+
+
 class Config(Section):
     """All settings of a run."""
 
@@ -318,6 +334,7 @@ class Config(Section):
     replay: ReplayConfig = ReplayConfig()
     online: OnlineConfig = OnlineConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    compute: ComputeConfig = ComputeConfig()
 
     @property
     def context(self) -> int:

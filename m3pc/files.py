@@ -36,6 +36,16 @@ def durable_file(path: Path) -> Iterator[BinaryIO]:
     sync_directory(path.parent)
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Give `path` new content; whoever reads it sees the old or the new one, whole."""
+    aside = path.with_name(f".{path.name}.new")
+    aside.unlink(missing_ok=True)
+    with durable_file(aside) as file:
+        file.write(content)
+    aside.replace(path)
+    sync_directory(path.parent)
+
+
 def refuse_existing(path: Path) -> None:
     if path.exists() or path.is_symlink():
         raise InputError(f"{path} exists already; give another name or remove it first")

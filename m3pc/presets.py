@@ -31,6 +31,7 @@ TABLE: Mapping[str, tuple[object, object]] = {
     "pretrain.updates":                (140_010,           8_000),
     "pretrain.warmup":                 (SAME,              200),
     "pretrain.lr":                     (SAME,              1e-3),
+    "dataset.shuffle":                 (SAME,              True),  # a replay's last are its best
     "masks.mixture.policy":            (SAME,              1.0),  # a third each: the model then
     "masks.mixture.dynamics":          (SAME,              1.0),  # predicts what planning asks for
     "loss.actions_over":               ("hidden",          "hidden"),

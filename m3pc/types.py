@@ -1,13 +1,17 @@
-"""What crosses package borders. B batch, L steps of an episode, T of a piece, S state, A action."""
+"""What crosses package borders.
+
+B batch, L steps of an episode, T of a piece, S state, A action, E environments.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
 
 LOG_STD_RANGE = (-20.0, 2.0)  # of behaviour policies, as in the SAC that recorded D4RL
 
@@ -47,3 +51,48 @@ class SegmentBatch(Generic[X]):
 
     def map(self, fn: Callable[[X], Y]) -> "SegmentBatch[Y]":
         return SegmentBatch(**{f.name: fn(getattr(self, f.name)) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What E environments ask a planner: their last steps, and the state in which each is now."""
+
+    states: Floats  # [E, T, S] up to now; after it the waypoints of a backward plan, else 0
+    actions: Floats  # [E, T, A] before now; else 0
+    now: Integers  # [E] position of the current state among the T
+    steps: Integers  # [E] absolute step of the current state in its episode
+    seeds: Integers  # [E] of the episode's planning: the same answer in whatever company
+
+    def __len__(self) -> int:
+        return len(self.now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a planner answers."""
+
+    actions: Floats  # [E, A], in [-1, 1]
+    conditions: Floats  # [E] return that the policy was asked for; NaN where it was asked for none
+    utilities: Floats  # [E] mean over candidates by weight; NaN without planning
+    effective: Floats  # [E] effective number of candidates, 1 / sum of squared weights
+    spread: Floats  # [E] standard deviation of the utilities over candidates
+    version: int  # of the weights
+
+
+class Planner(Protocol):
+    def decide(self, window: Window, *, explore: bool = False) -> Decision: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionBatch(Generic[X]):
+    """B single steps, for a critic."""
+
+    states: X  # [B, S]
+    actions: X  # [B, A]
+    rewards: X  # [B]
+    next_states: X  # [B, S]
+    terminals: X  # [B] 1 where the task ended the episode with this step
+    returns: X  # [B] discounted reward from this step on
+
+    def map(self, fn: Callable[[X], Y]) -> "TransitionBatch[Y]":
+        return TransitionBatch(**{f.name: fn(getattr(self, f.name)) for f in fields(self)})

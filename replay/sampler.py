@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from m3pc.returns import ReturnRule, returns_to_go
+from m3pc.streams import counter_stream
 from m3pc.types import Floats, InputError, SegmentBatch
 from replay.store import Segment, Store
 
 Rows = NDArray[np.int64]
+Chosen = NDArray[np.bool_]
 
 
 class Sampler:
@@ -26,10 +28,18 @@ class Sampler:
     """
 
     def __init__(
-        self, store: Store, *, length: int, batch: int, seed: int, returns: ReturnRule
+        self,
+        store: Store,
+        *,
+        length: int,
+        batch: int,
+        seed: int,
+        returns: ReturnRule,
+        chosen: Chosen | None = None,
     ) -> None:
+        """From all episodes of the store, or from those that `chosen` [episodes] names."""
         self._batch, self._seed = batch, seed
-        self._pieces = Pieces(store, length)
+        self._pieces = Pieces(store, length, chosen)
         segments = store.segments
         self._states = Windows([segment.states for segment in segments], length)
         self._actions = Windows([segment.actions for segment in segments], length)
@@ -62,8 +72,8 @@ class Place(NamedTuple):
 class Pieces:
     """All pieces, numbered without gaps by a table over episodes."""
 
-    def __init__(self, store: Store, length: int) -> None:
-        lengths = store.lengths
+    def __init__(self, store: Store, length: int, chosen: Chosen | None = None) -> None:
+        lengths = store.lengths if chosen is None else np.where(chosen, store.lengths, 0)
         long_enough = lengths >= length
         if not long_enough.any():
             raise InputError(
@@ -134,8 +144,3 @@ def _outcomes(segment: Segment, rule: ReturnRule) -> Floats:
     outcomes[:, 0] = segment.rewards
     outcomes[:, 1] = returns_to_go(segment.rewards, segment.lengths, rule)
     return outcomes
-
-
-def counter_stream(seed: int, update: int) -> np.random.Generator:
-    """The random stream of one update: Philox is a function of key and counter."""
-    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, update, 0]))

@@ -15,3 +15,11 @@ def shared_file(name: str) -> Path:
     if not path.is_file():
         pytest.skip(f"no real data at {path}; set M3PC_SHARED_DATA to the folder that has {name}")
     return path
+
+
+def golden_file(name: str) -> Path:
+    """A recording of the authors' network; skips the test where it is absent."""
+    path = FOLDER.parent / "golden" / name
+    if not path.is_file():
+        pytest.skip(f"no recorded outputs at {path}; set M3PC_SHARED_DATA to the folder beside it")
+    return path

@@ -1,0 +1,183 @@
+"""How well a planner does: episodes that depend on a seed alone, and what they come to.
+
+K episodes, H rows of a waypoint table, S state.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.rollout import Rollout, episode_start, rollouts
+from m3pc.envs import engine, make, make_vector, normalised_score
+from m3pc.envs.make import Vector
+from m3pc.types import Decision, Floats, InputError, Integers, Planner
+
+Doubles = NDArray[np.float64]
+Report = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """K episodes of one planner, in the order of their numbers."""
+
+    env_id: str
+    engine: str  # name and version: scores of another physics are other scores
+    seed: int
+    returns: Doubles  # [K]
+    lengths: Integers  # [K]
+    effective: Doubles  # [K] effective candidates, mean over decisions; NaN without planning
+    spread: Doubles  # [K] of the utilities, mean over decisions; NaN without planning
+    first_conditions: Doubles  # [K] return asked for at step 0; NaN where none was
+    mean_conditions: Doubles  # [K] mean over decisions
+    decisions: int
+    seconds: float  # of planning and simulation together
+
+    @property
+    def mean(self) -> float:
+        return float(self.returns.mean())
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean return; 0 for one episode, which cannot tell."""
+        if len(self.returns) == 1:
+            return 0.0
+        return float(self.returns.std(ddof=1)) / math.sqrt(len(self.returns))
+
+    @property
+    def score(self) -> float | None:
+        """The mean on D4RL's scale; None where it has no reference."""
+        return normalised_score(self.env_id, self.mean)
+
+    @property
+    def score_error(self) -> float | None:
+        zero, error = (normalised_score(self.env_id, value) for value in (0, self.standard_error))
+        return None if zero is None or error is None else error - zero  # a score is linear
+
+    @property
+    def decisions_per_second(self) -> float:
+        return self.decisions / self.seconds if self.seconds > 0 else math.nan
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain numbers, None for NaN: JSON has no word for it."""
+        return {
+            "env": self.env_id,
+            "engine": self.engine,
+            "seed": self.seed,
+            "episodes": len(self.returns),
+            "mean": _plain(self.mean),
+            "standard_error": _plain(self.standard_error),
+            "score": _plain(self.score),
+            "score_error": _plain(self.score_error),
+            "decisions": self.decisions,
+            "seconds": _plain(self.seconds),
+            "decisions_per_second": _plain(self.decisions_per_second),
+            "returns": _plain(self.returns.tolist()),
+            "lengths": self.lengths.tolist(),
+            "effective": _plain(self.effective.tolist()),
+            "spread": _plain(self.spread.tolist()),
+            "first_conditions": _plain(self.first_conditions.tolist()),
+            "mean_conditions": _plain(self.mean_conditions.tolist()),
+        }
+
+
+def evaluate(
+    env_id: str,
+    planner: Planner,
+    *,
+    episodes: int,
+    seed: int,
+    slots: int,
+    window: int,
+    horizon: int,
+    waypoints: Floats | None = None,
+    on_progress: Report = lambda numbers: None,
+    clock: Callable[[], float] = time.perf_counter,
+    **kwargs: Any,
+) -> Evaluation:
+    """Play the episodes 0, 1, ... of `seed`, up to `slots` together. `kwargs` go to gymnasium.make.
+
+    If the planner answers row by row, the numbers do not depend on `slots`.
+    """
+    if episodes < 1:
+        raise InputError(f"{episodes} episodes were asked for; give 1 or more")
+    starts = (episode_start(seed, number) for number in range(episodes))
+    tally, engine_name = _Tally(episodes, on_progress), _engine(env_id, **kwargs)
+    with closing(make_vector(env_id, min(slots, episodes), **kwargs)) as envs:
+        began = clock()
+        for rollout in rollouts(
+            envs,
+            planner,
+            starts,
+            window=window,
+            horizon=horizon,
+            waypoints=waypoints,
+            on_step=tally.count,
+        ):
+            tally.add(rollout)
+        seconds = clock() - began
+    return tally.evaluation(env_id, engine_name, seed, seconds)
+
+
+class _Tally:
+    """One row of numbers an episode; the episodes themselves are not kept."""
+
+    def __init__(self, episodes: int, report: Report) -> None:
+        self._episodes, self._report = episodes, report
+        self._rows: dict[int, tuple[float, ...]] = {}
+        self._decisions, self._total = 0, 0.0
+
+    def count(self, envs: Vector, decision: Decision) -> None:
+        self._decisions += len(decision.actions)
+        self._show()
+
+    def add(self, rollout: Rollout) -> None:
+        self._rows[rollout.number] = (
+            float(rollout.episode.rewards.sum(dtype=np.float64)),
+            len(rollout.episode),
+            float(rollout.effective.mean(dtype=np.float64)),
+            float(rollout.spread.mean(dtype=np.float64)),
+            float(rollout.conditions[0]),
+            float(rollout.conditions.mean(dtype=np.float64)),
+        )
+        self._total += self._rows[rollout.number][0]
+        self._show()
+
+    def _show(self) -> None:
+        done = len(self._rows)
+        mean = {"mean return": self._total / done} if done else {}
+        counts = {"episodes": done, "of": self._episodes, "decisions": self._decisions}
+        self._report({**counts, **mean})
+
+    def evaluation(self, env_id: str, engine_name: str, seed: int, seconds: float) -> Evaluation:
+        columns = np.array([self._rows[number] for number in range(self._episodes)]).T
+        returns, lengths, effective, spread, first_conditions, mean_conditions = columns
+        return Evaluation(
+            env_id=env_id,
+            engine=engine_name,
+            seed=seed,
+            returns=returns,
+            lengths=lengths.astype(np.int64),
+            effective=effective,
+            spread=spread,
+            first_conditions=first_conditions,
+            mean_conditions=mean_conditions,
+            decisions=self._decisions,
+            seconds=seconds,
+        )
+
+
+def _engine(env_id: str, **kwargs: Any) -> str:
+    with closing(make(env_id, **kwargs)) as env:
+        return engine(env)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return value if value is None or math.isfinite(value) else None

@@ -1,0 +1,92 @@
+"""Updates of the critic: implicit Q-learning, after a regression on observed returns if wanted."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from learner.optimiser import optimiser_state, restore_optimiser
+from m3pc.config import CriticConfig
+from m3pc.critic import Critic, Stack
+from m3pc.types import TransitionBatch
+
+
+class CriticLearner:
+    """The critic, the slow copy of its twins that V learns from, and Adam."""
+
+    def __init__(self, critic: Critic, config: CriticConfig) -> None:
+        self.critic, self.config = critic, config
+        self.targets = [parameter.detach().clone() for parameter in critic.q.parameters()]
+        self._named = dict(critic.named_parameters())
+        self._adam = torch.optim.Adam(self._named.values(), config.lr, fused=True)
+
+    def update(self, batch: TransitionBatch[NDArray[Any]]) -> dict[str, float]:
+        """V towards an expectile of the target Q, Q towards reward and next V, targets after Q.
+
+        The next V is taken before V's step, and neither loss has the other's parameters in it: so
+        one backward pass and one step of Adam are the two in turn.
+        """
+        rows = self._on_device(batch)
+        critic, config = self.critic, self.config
+        states, next_states = critic.scaled(rows.states), critic.scaled(rows.next_states)
+        pairs = torch.cat([states, rows.actions], dim=-1)
+        with torch.no_grad():
+            next_values = critic.v(next_states)[0]
+            goes_on = 1 - rows.terminals if config.terminals else torch.ones_like(rows.terminals)
+            goals = rows.rewards + config.discount * goes_on * next_values
+            slow = torch.func.functional_call(critic.q, self._target_state(), pairs).amin(dim=0)
+        value_loss = expectile_loss(slow - critic.v(states)[0], config.expectile)
+        q_loss = (critic.q(pairs) - goals).square().mean()
+        self._step(value_loss + q_loss)
+        with torch.no_grad():
+            torch._foreach_lerp_(self.targets, list(critic.q.parameters()), config.tau)
+        return {"value_loss": value_loss.item(), "q_loss": q_loss.item()}
+
+    def regress(self, batch: TransitionBatch[NDArray[Any]]) -> dict[str, float]:
+        """Q and V towards the discounted return that was seen; the targets follow at once."""
+        rows = self._on_device(batch)
+        value_loss = (self.critic.value(rows.states) - rows.returns).square().mean()
+        q_loss = (self.critic.twins(rows.states, rows.actions) - rows.returns).square().mean()
+        self._step(value_loss + q_loss)
+        with torch.no_grad():
+            torch._foreach_copy_(self.targets, list(self.critic.q.parameters()))
+        return {"value_loss": value_loss.item(), "q_loss": q_loss.item()}
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next update needs beside the critic's own weights."""
+        names = [name for name, _ in self.critic.q.named_parameters()]
+        targets = {f"target.{name}": x for name, x in zip(names, self.targets, strict=True)}
+        return targets | optimiser_state(self._adam, self._named)
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        names = [name for name, _ in self.critic.q.named_parameters()]
+        for name, target in zip(names, self.targets, strict=True):
+            target.copy_(state[f"target.{name}"])
+        restore_optimiser(self._adam, self._named, state)
+
+    def target_twins(self, states: Tensor, actions: Tensor) -> Tensor:
+        """The slow copies on raw states: [2, B]."""
+        pairs = torch.cat([self.critic.scaled(states), actions], dim=-1)
+        found: Tensor = torch.func.functional_call(self.critic.q, self._target_state(), pairs)
+        return found
+
+    def _target_state(self) -> dict[str, Tensor]:
+        q: Stack = self.critic.q
+        return dict(zip((name for name, _ in q.named_parameters()), self.targets, strict=True))
+
+    def _step(self, loss: Tensor) -> None:
+        self._adam.zero_grad()
+        torch.autograd.backward(loss)
+        self._adam.step()
+
+    def _on_device(self, batch: TransitionBatch[NDArray[Any]]) -> TransitionBatch[Tensor]:
+        device = self.critic.state_mean.device
+        return batch.map(lambda x: torch.as_tensor(x).to(device))
+
+
+def expectile_loss(error: Tensor, expectile: float) -> Tensor:
+    """Squares, weighed by `expectile` where the error is positive and by the rest elsewhere."""
+    weight = torch.where(error > 0, expectile, 1 - expectile)
+    return (weight * error.square()).mean()

@@ -1,0 +1,65 @@
+"""AdamW, its schedule, and its state under the names of parameters."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW
+
+from m3pc.config import OptimiserConfig, PretrainConfig
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def adamw(model: nn.Module, config: OptimiserConfig) -> AdamW:
+    """Decay on the weights of linear maps only: not on biases, norms, modality and mask tokens."""
+    decayed = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
+    chosen = {id(weight) for weight in decayed}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    betas = (config.beta1, config.beta2)
+    return AdamW(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
+
+
+def learning_rate(config: PretrainConfig, update: int) -> float:
+    """Up in a line over the warm-up, then down a cosine to 0 at the last update."""
+    if update < config.warmup:
+        return config.lr * (update + 1) / config.warmup
+    share = (update - config.warmup) / max(config.updates - config.warmup, 1)
+    return config.lr * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def set_learning_rate(optimiser: Adam, rate: float) -> None:
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+
+
+def optimiser_state(optimiser: Adam, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`exp_avg.NAME` and so on; nothing before the first step."""
+    return {
+        f"{moment}.{name}": optimiser.state[parameter][moment]
+        for name, parameter in named.items()
+        if parameter in optimiser.state
+        for moment in MOMENTS
+    }
+
+
+def restore_optimiser(
+    optimiser: Adam, named: Mapping[str, Tensor], state: Mapping[str, Tensor]
+) -> None:
+    """What `optimiser_state` gave; the state of a new optimiser where it gave nothing."""
+    for name, parameter in named.items():
+        if f"step.{name}" in state:
+            optimiser.state[parameter] = {
+                moment: state[f"{moment}.{name}"].clone() for moment in MOMENTS
+            }
+
+
+def clip(parameters: list[Tensor], largest: float) -> float:
+    """Norm of the gradient before it was clipped to `largest`; 0 does not clip."""
+    limit = largest or math.inf
+    return float(torch.nn.utils.clip_grad_norm_(parameters, limit))

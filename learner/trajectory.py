@@ -1,0 +1,131 @@
+"""Updates of the trajectory model and of its entropy's multiplier alpha."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from learner.losses import Losses, trajectory_losses
+from learner.optimiser import (
+    adamw,
+    clip,
+    learning_rate,
+    optimiser_state,
+    restore_optimiser,
+    set_learning_rate,
+)
+from m3pc.compute import autocast
+from m3pc.config import Config
+from m3pc.masks import draw
+from m3pc.model import TrajectoryModel
+from m3pc.streams import MASKS, NOISE, counter_stream
+from m3pc.tokens import Normaliser, Tokens
+from m3pc.types import SegmentBatch
+
+
+class DivergedError(RuntimeError):
+    """A loss is not finite: nothing that follows would mean anything."""
+
+
+class TrajectoryLearner:
+    """Update k is a function of the weights, the k-th batch and (seed, k): nothing else is kept."""
+
+    def __init__(self, model: TrajectoryModel, normaliser: Normaliser, config: Config) -> None:
+        self.model, self.config, self._normaliser = model, config, normaliser
+        device = model.positions.device
+        start = torch.tensor(math.log(config.entropy.alpha), dtype=torch.float64, device=device)
+        self.log_alpha = start.requires_grad_()
+        self._named = dict(model.named_parameters())
+        self._adamw = adamw(model, config.optimiser)
+        self._alpha_adam = torch.optim.Adam([self.log_alpha], config.entropy.alpha_lr)
+
+    def update(self, number: int, batch: SegmentBatch[NDArray[Any]]) -> dict[str, float]:
+        """One step down the loss, and one of alpha towards the entropy's bound."""
+        config = self.config
+        torch.manual_seed(int(counter_stream(config.seed, number, NOISE).integers(2**62)))
+        self.model.train()
+        with autocast(config.compute):
+            parts = self._losses(number, tokens(batch, self._normaliser, config))
+        total = torch.stack([part.total for part in parts]).mean()
+        if not math.isfinite(total.item()):
+            raise DivergedError(f"the loss of update {number} is {total.item()}")
+        self._adamw.zero_grad()
+        torch.autograd.backward(total)
+        norm = clip(list(self._named.values()), config.optimiser.clip)
+        set_learning_rate(self._adamw, learning_rate(config.pretrain, number))
+        self._adamw.step()
+        numbers = _mean([part.numbers() for part in parts])
+        if numbers.pop("scored"):
+            self._step_alpha(numbers["entropy"])
+        return numbers | {"alpha": self.alpha, "gradient": norm}
+
+    @property
+    def alpha(self) -> float:
+        return math.exp(self.log_alpha.item())
+
+    def _losses(self, number: int, whole: Tokens) -> list[Losses]:
+        """Each group of rows under its own mask."""
+        config = self.config
+        rng = counter_stream(config.seed, number, MASKS)
+        groups = config.masks.groups
+        found = []
+        for rows in zip(*(part.chunk(groups) for part in whole), strict=True):
+            part = Tokens(*rows)
+            mask = draw(config.masks, config.model.window, rng)
+            noise = torch.randn_like(part.actions)
+            found.append(
+                trajectory_losses(
+                    self.model(part, mask),
+                    part,
+                    mask,
+                    noise,
+                    alpha=self.alpha,
+                    loss=config.loss,
+                    entropy=config.entropy,
+                )
+            )
+        return found
+
+    def _step_alpha(self, entropy: float) -> None:
+        """Down the gradient of alpha * (entropy - target) by log alpha."""
+        slope = self.alpha * (entropy - self.config.entropy.target)
+        self.log_alpha.grad = torch.full_like(self.log_alpha, slope)
+        self._alpha_adam.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """All that the next update needs beside the model's own weights."""
+        alpha = optimiser_state(self._alpha_adam, {"log_alpha": self.log_alpha})
+        return {"log_alpha": self.log_alpha.detach()} | {
+            **optimiser_state(self._adamw, self._named),
+            **alpha,
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            self.log_alpha.copy_(state["log_alpha"])
+        restore_optimiser(self._adamw, self._named, state)
+        restore_optimiser(self._alpha_adam, {"log_alpha": self.log_alpha}, state)
+
+
+def tokens(batch: SegmentBatch[NDArray[Any]], normaliser: Normaliser, config: Config) -> Tokens:
+    """Pieces in the model's space, on its device; actions where atanh is finite."""
+    on_device = batch.map(lambda x: torch.as_tensor(x).to(normaliser.states.mean.device))
+    limit = 1 - config.dataset.action_margin
+    return Tokens(
+        states=normaliser.states.encode(on_device.states),
+        actions=on_device.actions.clamp(-limit, limit),
+        rewards=normaliser.rewards.encode(on_device.rewards[..., None]),
+        returns=normaliser.returns.encode(on_device.returns[..., None]),
+    )
+
+
+def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Over groups; likelihood and entropy over those that scored an action."""
+    scored = sum(row["scored"] for row in rows)
+    found = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    for name in ("nll", "entropy"):
+        found[name] = sum(row[name] for row in rows) / scored if scored else math.nan
+    return found | {"scored": scored}

@@ -1,0 +1,198 @@
+"""Weights and the state of training on disk, whole or absent, without pickle.
+
+CHECKPOINTS/LATEST                          name of the newest
+CHECKPOINTS/000008000/metadata.json         format, sizes, settings, SHA-256 of the other files
+CHECKPOINTS/000008000/weights.safetensors   all that a plan needs
+CHECKPOINTS/000008000/training.safetensors  all that training needs beside them
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from m3pc.config import Config
+from m3pc.files import durable_file, replace_file, sha256, staged_directory
+from m3pc.types import InputError
+from m3pc.weights import Weights
+
+FORMAT = 1
+METADATA, WEIGHTS, TRAINING, LATEST = (
+    "metadata.json",
+    "weights.safetensors",
+    "training.safetensors",
+    "LATEST",
+)
+LARGEST_METADATA = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    path: Path
+    weights: Weights
+    training: Mapping[str, Tensor]  # empty where there is only a model to plan with
+    progress: Mapping[str, Any]  # counters and notes of whoever trained
+
+
+def write(
+    path: Path, weights: Weights, training: Mapping[str, Tensor], progress: Mapping[str, Any]
+) -> None:
+    """A new checkpoint at `path`: written aside, made durable, then named."""
+    with staged_directory(path) as stage:
+        files = {}
+        for name, tensors in ((WEIGHTS, weights.tensors), (TRAINING, training)):
+            with durable_file(stage / name) as file:
+                file.write(save({key: tensor.contiguous() for key, tensor in tensors.items()}))
+            files[name] = {
+                "bytes": (stage / name).stat().st_size,
+                "sha256": sha256(stage / name),
+            }
+        metadata = {
+            "format": FORMAT,
+            "version": weights.version,
+            "digest": weights.digest,
+            "state_size": weights.state_size,
+            "action_size": weights.action_size,
+            "horizon": weights.horizon,
+            "env": weights.env,
+            "progress": dict(progress),
+            "files": files,
+            "config": weights.config.model_dump(mode="json"),
+        }
+        with durable_file(stage / METADATA) as file:
+            file.write(json.dumps(metadata, indent=1).encode())
+
+
+def write_next(
+    folder: Path,
+    weights: Weights,
+    training: Mapping[str, Tensor],
+    progress: Mapping[str, Any],
+    *,
+    number: int,
+    keep: int,
+) -> Path:
+    """A checkpoint of a run, named by its number; then LATEST; then the old ones go."""
+    path = folder / f"{number:09d}"
+    if path.exists():  # written before a crash that came before LATEST
+        shutil.rmtree(path)
+    write(path, weights, training, progress)
+    replace_file(folder / LATEST, f"{path.name}\n".encode())
+    for old in _numbered(folder)[:-keep]:
+        shutil.rmtree(old)
+    return path
+
+
+def read(path: Path | str) -> Checkpoint:
+    """A checkpoint, or the newest of a run or of a folder of checkpoints. Every byte is checked."""
+    folder = locate(Path(path))
+    metadata = _metadata(folder / METADATA)
+    tensors = {
+        name: _tensors(folder / name, metadata["files"][name]) for name in (WEIGHTS, TRAINING)
+    }
+    try:
+        weights = Weights(
+            version=metadata["version"],
+            config=_config(metadata["config"]),
+            state_size=metadata["state_size"],
+            action_size=metadata["action_size"],
+            horizon=metadata["horizon"],
+            env=metadata["env"],
+            tensors=tensors[WEIGHTS],
+        )
+    except InputError as error:
+        raise InputError(f"{folder}: {error}") from None
+    return Checkpoint(
+        path=folder, weights=weights, training=tensors[TRAINING], progress=metadata["progress"]
+    )
+
+
+def newest(folder: Path) -> Checkpoint:
+    """The last checkpoint of a run that is whole: a damaged one is passed over for the one before.
+
+    Only a resumed run may do so; whoever names a checkpoint gets that one or an error.
+    """
+    reasons = []
+    for path in reversed(_numbered(folder)):
+        try:
+            return read(path)
+        except InputError as error:
+            reasons.append(str(error))
+    raise InputError(f"{folder} has no checkpoint to go on from: {'; '.join(reasons) or 'none'}")
+
+
+def locate(path: Path) -> Path:
+    """The folder with the metadata: `path`, or the newest checkpoint under it."""
+    for folder in (path, path / "checkpoints"):
+        if (folder / METADATA).is_file():
+            return folder
+        if (folder / LATEST).is_file():
+            name = (folder / LATEST).read_text(errors="replace")[:64].strip()
+            if name.isdecimal():
+                return folder / name
+    raise InputError(f"{path} is not a checkpoint; give a run, or a folder with {METADATA}")
+
+
+def _numbered(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if p.name.isdecimal() and len(p.name) == 9)
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """The checked fields of metadata.json."""
+    kinds = {
+        "version": int,
+        "state_size": int,
+        "action_size": int,
+        "horizon": int,
+        "env": str | None,
+        "progress": dict,
+        "files": dict,
+        "config": dict,
+    }
+    try:
+        with path.open("rb") as file:
+            found: Any = json.loads(file.read(LARGEST_METADATA))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}; use another one") from None
+    written = found.get("format") if isinstance(found, dict) else None
+    if written != FORMAT:
+        raise InputError(f"{path} has format {written!r}; this version reads format {FORMAT}")
+    for name, kind in kinds.items():
+        if not isinstance(found.get(name), kind) or isinstance(found.get(name), bool):
+            raise InputError(f"{path}: {name} is {found.get(name)!r}, expected {kind}")
+    if not (0 < found["state_size"] <= 1 << 20 and 0 < found["action_size"] <= 1 << 20):
+        raise InputError(f"{path}: sizes of states and actions are not sensible")
+    if not (0 < found["horizon"] <= 1 << 31 and found["version"] >= 0):
+        raise InputError(f"{path}: step limit or version is not sensible")
+    checked: dict[str, Any] = found
+    return checked
+
+
+def _tensors(path: Path, entry: object) -> dict[str, Tensor]:
+    if not isinstance(entry, dict) or not path.is_file() or path.is_symlink():
+        raise InputError(f"{path} is missing; use another checkpoint")
+    content = path.read_bytes()
+    if len(content) != entry.get("bytes") or sha256(path) != entry.get("sha256"):
+        raise InputError(f"{path} was changed: it differs from {METADATA}; use another checkpoint")
+    try:
+        return load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise InputError(f"{path} is not readable as safetensors: {error}") from None
+
+
+def _config(tree: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"the settings in {METADATA}: {where}: {first['msg']}") from None

@@ -1,0 +1,134 @@
+"""A store as pretraining sees it: which episodes, their statistics, the best return at each step.
+
+E episodes, R rows of steps, H the step limit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from m3pc.config import Config, NormaliserConfig
+from m3pc.returns import ReturnRule, returns_to_go
+from m3pc.types import Floats, InputError
+from replay.sampler import Chosen
+from replay.store import Segment, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    store: Store
+    train: Chosen  # [E]
+    held_out: Chosen  # [E]
+    rule: ReturnRule
+    arrays: dict[str, Floats]  # the normaliser: states.mean, states.std, rewards.mean, ...
+    critic_arrays: dict[str, Floats]  # state_mean, state_std: always unpadded
+    envelope: Floats  # [H] best return at each step over the best episodes
+    return_range: Floats  # [2] least and greatest return
+
+
+def prepare(store: Store, config: Config) -> Dataset:
+    train, held_out = split(store, config)
+    rule = return_rule(config, store.header.horizon)
+    parts = [(_rows(s, chosen), s) for s, chosen in _by_segment(store, train)]
+    returns = [returns_to_go(s.rewards, s.lengths, rule) for s in store.segments]
+    columns = {
+        "states": [s.states[rows] for rows, s in parts],
+        "rewards": [s.rewards[rows][:, None] for rows, s in parts],
+        "returns": [g[rows][:, None] for g, (rows, _) in zip(returns, parts, strict=True)],
+    }
+    cells = int(train.sum()) * store.header.horizon if config.normaliser.padded else None
+    arrays: dict[str, Floats] = {}
+    for name, column in columns.items():
+        mean, std = _moments(column, cells)
+        arrays[f"{name}.mean"] = mean.astype(np.float32)
+        arrays[f"{name}.std"] = _floored(std, config.normaliser).astype(np.float32)
+    mean, std = _moments(columns["states"], None)
+    seen = np.concatenate(columns["returns"])
+    padding = [0.0] if cells is not None and cells > len(seen) else []
+    return Dataset(
+        store=store,
+        train=train,
+        held_out=held_out,
+        rule=rule,
+        arrays=arrays,
+        critic_arrays={
+            "state_mean": mean.astype(np.float32),
+            "state_std": np.where(std > 0, std, 1.0).astype(np.float32),
+        },
+        envelope=_envelope(store, returns, train, config.replay.episodes),
+        return_range=np.asarray(
+            [min(seen.min(), *padding), max(seen.max(), *padding)]
+            if padding
+            else [seen.min(), seen.max()],
+            np.float32,
+        ),
+    )
+
+
+def return_rule(config: Config, horizon: int) -> ReturnRule:
+    return ReturnRule(
+        horizon=horizon,
+        average=config.returns.mode == "average",
+        include_now=config.returns.include_now,
+        discount=config.returns.discount,
+    )
+
+
+def split(store: Store, config: Config) -> tuple[Chosen, Chosen]:
+    """Episodes to learn from and episodes to measure on; those too short are in neither."""
+    usable = np.flatnonzero(store.lengths >= config.dataset.min_length)
+    count = round(len(usable) * config.dataset.train_share)
+    if count < 1:
+        raise InputError(
+            f"{store.path} has {len(usable)} episodes of {config.dataset.min_length} steps or more,"
+            f" of which dataset.train_share = {config.dataset.train_share} leaves none to learn"
+            " from; give more data or a larger share"
+        )
+    if config.dataset.shuffle:
+        usable = np.random.default_rng([config.seed, len(usable)]).permutation(usable)
+    train, held_out = (np.zeros(len(store.lengths), np.bool_) for _ in range(2))
+    train[usable[:count]] = True
+    held_out[usable[count:]] = True
+    return train, held_out
+
+
+def _by_segment(store: Store, chosen: Chosen) -> Iterator[tuple[Segment, Chosen]]:
+    bounds = np.cumsum([len(segment.lengths) for segment in store.segments])[:-1]
+    yield from zip(store.segments, np.split(chosen, bounds), strict=True)
+
+
+def _rows(segment: Segment, chosen: Chosen) -> NDArray[np.bool_]:
+    return np.repeat(chosen, segment.lengths)
+
+
+def _moments(
+    parts: list[Floats], cells: int | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and spread over all rows, or over `cells` of them of which the missing ones are 0."""
+    rows = np.concatenate(parts).astype(np.float64)
+    count = cells or len(rows)
+    mean = rows.sum(axis=0) / count
+    square = ((rows - mean) ** 2).sum(axis=0) + (count - len(rows)) * mean**2
+    return mean, np.sqrt(square / count)
+
+
+def _floored(std: NDArray[np.float64], config: NormaliserConfig) -> NDArray[np.float64]:
+    instead = config.std_floor if config.below_floor == "floor" else 1.0
+    return np.where(std < config.std_floor, instead, std)
+
+
+def _envelope(store: Store, returns: list[Floats], train: Chosen, best: int) -> Floats:
+    """Largest return at each step over the `best` episodes; where none lasts, the last one's."""
+    order = np.argsort(-np.where(train, store.episode_returns, -np.inf), kind="stable")
+    kept = order[: min(best, int(train.sum()))]
+    flat, ends = np.concatenate(returns), np.cumsum(store.lengths)
+    envelope = np.full(store.header.horizon, -np.inf, np.float32)
+    for episode in kept:
+        length = store.lengths[episode]
+        piece = flat[ends[episode] - length : ends[episode]]
+        envelope[:length] = np.maximum(envelope[:length], piece)
+    longest = int(store.lengths[kept].max())
+    envelope[longest:] = envelope[longest - 1]
+    return envelope

@@ -1,0 +1,259 @@
+"""Pretraining: the trajectory model, then the critic, from one store, on one machine.
+
+    RUN/config.yaml     the settings
+    RUN/metrics.jsonl   a line a report; TensorBoard's events beside it
+    RUN/checkpoints/    the newest ones
+
+Everything random is a function of the seed and the update's number, so a checkpoint holds weights
+and optimisers, and a run that was killed goes on as if it had not been.
+"""
+
+import fcntl
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from learner.iql import CriticLearner
+from learner.measures import measure_critic, measure_model
+from learner.trajectory import TrajectoryLearner
+from m3pc import checkpoint
+from m3pc.checkpoint import Checkpoint
+from m3pc.compute import prepare_compute
+from m3pc.config import Config
+from m3pc.critic import Critic
+from m3pc.files import staged_directory
+from m3pc.model import TrajectoryModel
+from m3pc.presets import dump
+from m3pc.run.dataset import Dataset, prepare
+from m3pc.run.runlog import RunLog
+from m3pc.tokens import Normaliser
+from m3pc.types import InputError
+from m3pc.weights import Weights, gather
+from replay.sampler import Sampler
+from replay.store import Store
+from replay.transitions import TransitionSampler
+
+MEASURED_BATCHES, MEASURED_ROWS = 4, 512  # held-out pieces, and held-out steps
+Report = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pretrained:
+    """How it ended."""
+
+    path: Path  # of the run
+    weights: Weights
+    measures: Mapping[str, float]  # on held-out episodes; empty where none was held out
+
+
+def start(store: Store, config: Config, out: Path) -> None:
+    """A new run at `out`, with a checkpoint of nothing learned: from here on it can be resumed."""
+    prepare_compute(config.compute)
+    work = _Work(prepare(store, config), config)
+    with staged_directory(out) as stage:
+        (stage / "config.yaml").write_text(dump(config), encoding="utf-8")
+        work.save(stage / "checkpoints", str(store.path.resolve()))
+
+
+def resume(run: Path, report: Report, *, data: Store | None = None) -> Pretrained:
+    """Go on from the newest whole checkpoint to the end."""
+    with _locked(run):
+        last = checkpoint.newest(run / "checkpoints")
+        config = last.weights.config
+        prepare_compute(config.compute)
+        store = data or Store(last.progress["data"])
+        if store.checksum != last.progress["checksum"]:
+            raise InputError(
+                f"{store.path} has checksum {store.checksum[:16]}, {run} was started on "
+                f"{last.progress['checksum'][:16]}; give the same data"
+            )
+        work = _Work(prepare(store, config), config)
+        work.restore(last)
+        with RunLog(run, update=work.done) as log:
+            return work.finish(run, log, report)
+
+
+class _Work:
+    """Two learners and their samplers, at some number of updates."""
+
+    def __init__(self, dataset: Dataset, config: Config) -> None:
+        store, device = dataset.store, config.compute.device
+        self.dataset, self.config = dataset, config
+        self.sizes = (store.header.states, store.header.actions)
+        self.normaliser = Normaliser.from_arrays(dataset.arrays, device)
+        torch.manual_seed(config.seed)
+        model = TrajectoryModel(config.model, *self.sizes).to(device)
+        critic = Critic(config.critic, *self.sizes)
+        critic.load_state_dict(
+            {name: torch.from_numpy(x) for name, x in dataset.critic_arrays.items()}, strict=False
+        )
+        self.model = TrajectoryLearner(model, self.normaliser, config)
+        self.critic = CriticLearner(critic.to(device), config.critic)
+        self.pieces = self._pieces(dataset.train, config.pretrain.batch)
+        self.transitions = self._transitions(dataset.train, config.critic.batch)
+        self.model_updates = self.critic_updates = 0
+
+    @property
+    def done(self) -> int:
+        return self.model_updates + self.critic_updates
+
+    def finish(self, run: Path, log: RunLog, report: Report) -> Pretrained:
+        """All updates that are left, with reports, measurements and checkpoints on the way."""
+        pretrain, critic = self.config.pretrain, self.config.critic
+        data = str(self.dataset.store.path.resolve())
+        critic_total = critic.regression_updates + critic.updates
+        total = pretrain.updates + critic_total
+        sums: dict[str, float] = defaultdict(float)
+        counts: dict[str, int] = defaultdict(int)
+        while self.done < total:
+            group, numbers = self._update()
+            for name, value in numbers.items():
+                if not math.isnan(value):  # nothing of that kind in this update
+                    sums[name] += value
+                    counts[name] += 1
+            due = {
+                name: self.done % every == 0 or self.done in (pretrain.updates, total)
+                for name, every in (
+                    ("log", pretrain.log_every),
+                    ("measure", pretrain.measure_every),
+                    ("checkpoint", pretrain.checkpoint_every),
+                )
+            }
+            if due["log"] or due["checkpoint"]:
+                means = {name: sums[name] / counts[name] for name in sums}
+                log.write(group, self.done, means)
+                report({"updates": self.done, "of": total} | self._shown(group, means))
+                sums.clear()
+                counts.clear()
+            if due["measure"]:
+                log.write("held_out", self.done, self.measures())
+            if due["checkpoint"]:
+                log.sync()
+                self.save(run / "checkpoints", data)
+        return Pretrained(path=run, weights=self.weights(), measures=self.measures())
+
+    def _update(self) -> tuple[str, dict[str, float]]:
+        if self.model_updates < self.config.pretrain.updates:
+            number = self.model_updates
+            numbers = self.model.update(number, self.pieces.batch(number))
+            self.model_updates += 1
+            return "model", numbers
+        number = self.critic_updates
+        batch = self.transitions.batch(number)
+        regression = number < self.config.critic.regression_updates
+        numbers = self.critic.regress(batch) if regression else self.critic.update(batch)
+        self.critic_updates += 1
+        return "critic", numbers
+
+    def _shown(self, group: str, means: Mapping[str, float]) -> dict[str, Any]:
+        if group == "critic":
+            return {name: f"{value:.3g}" for name, value in means.items()}
+        entropy = means.get("entropy", float("nan"))
+        return {
+            "states": f"{means['states']:.3f}",
+            "actions": f"{means.get('nll', float('nan')):.2f}",
+            "rewards": f"{means['rewards']:.3f}",
+            "returns": f"{means['returns']:.3f}",
+            "entropy": f"{entropy:.2f} of {self.config.entropy.target:g}",
+        }
+
+    def measures(self) -> dict[str, float]:
+        held_out = self.dataset.held_out
+        if not held_out.any():
+            return {}
+        pieces, steps = self._pieces(held_out, MEASURED_ROWS), self._transitions(held_out, 2048)
+        numbers = range(MEASURED_BATCHES)
+        model = measure_model(
+            self.model.model, self.normaliser, self.config, map(pieces.batch, numbers)
+        )
+        return model | measure_critic(self.critic.critic, map(steps.batch, numbers))
+
+    def weights(self) -> Weights:
+        dataset = self.dataset
+        return Weights(
+            version=self.model_updates,
+            config=self.config,
+            state_size=self.sizes[0],
+            action_size=self.sizes[1],
+            horizon=dataset.store.header.horizon,
+            env=dataset.store.header.env,
+            tensors=gather(
+                self.model.model,
+                self.critic.critic,
+                arrays=dataset.arrays,
+                envelope=dataset.envelope,
+                return_range=dataset.return_range,
+            ),
+        )
+
+    def save(self, folder: Path, data: str) -> None:
+        progress = {
+            "model_updates": self.model_updates,
+            "critic_updates": self.critic_updates,
+            "data": data,
+            "checksum": self.dataset.store.checksum,
+        }
+        training = {f"model.{name}": x for name, x in self.model.state().items()} | {
+            f"critic.{name}": x for name, x in self.critic.state().items()
+        }
+        folder.mkdir(exist_ok=True)
+        keep = self.config.pretrain.keep
+        checkpoint.write_next(
+            folder, self.weights(), training, progress, number=self.done, keep=keep
+        )
+
+    def restore(self, last: Checkpoint) -> None:
+        self.model_updates = last.progress["model_updates"]
+        self.critic_updates = last.progress["critic_updates"]
+        state = last.weights.tensors
+        self.model.model.load_state_dict(_part(state, "model."))
+        self.critic.critic.load_state_dict(_part(state, "critic."))
+        self.model.restore(_part(last.training, "model."))
+        self.critic.restore(_part(last.training, "critic."))
+
+    def _pieces(self, chosen: Any, batch: int) -> Sampler:
+        return Sampler(
+            self.dataset.store,
+            length=self.config.model.window,
+            batch=batch,
+            seed=self.config.seed,
+            returns=self.dataset.rule,
+            chosen=chosen,
+        )
+
+    def _transitions(self, chosen: Any, batch: int) -> TransitionSampler:
+        return TransitionSampler(
+            self.dataset.store,
+            batch=batch,
+            seed=self.config.seed,
+            discount=self.config.critic.discount,
+            chosen=chosen,
+        )
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+
+@contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """One process at a time works on a run."""
+    try:
+        descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise InputError(f"{run} is not a run: {error.strerror}; give the folder of one") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise InputError(f"{run} is being worked on by another process; wait for it") from None
+    finally:
+        os.close(descriptor)

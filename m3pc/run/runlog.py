@@ -1,0 +1,67 @@
+"""Metrics of a run: a JSON line and TensorBoard scalars for every report."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+NAME = "metrics.jsonl"
+
+
+class RunLog:
+    """Appends to RUN/metrics.jsonl. A run that goes back to update n forgets what came after it."""
+
+    def __init__(self, folder: Path, *, update: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        path = folder / NAME
+        _forget(path, after=update)
+        self._file = path.open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(folder), purge_step=update + 1)
+
+    def write(self, group: str, update: int, numbers: Mapping[str, float]) -> None:
+        """Numbers of one group of metrics after `update` updates of the whole run."""
+        finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+        self._file.write(json.dumps({"update": update, "group": group, **finite}) + "\n")
+        self._file.flush()
+        for name, value in numbers.items():
+            self._board.add_scalar(f"{group}/{name}", value, update)
+
+    def sync(self) -> None:
+        """Before a checkpoint: what it stands on is on disk."""
+        os.fsync(self._file.fileno())
+        self._board.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+        self._board.close()
+
+
+def read(folder: Path, group: str) -> list[dict[str, float]]:
+    """The lines of one group, in order."""
+    lines = (json.loads(line) for line in (folder / NAME).read_text().splitlines())
+    return [line for line in lines if line.pop("group") == group]
+
+
+def _forget(path: Path, *, after: int) -> None:
+    """Cut the file after its last whole line of an update up to `after`."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = 0
+        for line in file:
+            if not line.endswith(b"\n") or json.loads(line)["update"] > after:
+                break
+            end += len(line)
+        file.truncate(end)

@@ -1,0 +1,94 @@
+"""How a planner's question is built from what environments did.
+
+E environments asked about, T steps of a window, C steps of context, H rows of a waypoint table,
+S state, A action.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from m3pc.types import Floats, InputError, Window
+
+
+class Histories:
+    """The last steps of the episodes in a fixed number of slots, one episode a slot.
+
+    At step t the current state stands at position min(t, C) with C = window - horizon, after as
+    many past steps: nothing is padded on the left, so an episode's first steps plan further.
+    """
+
+    def __init__(
+        self, slots: int, *, window: int, horizon: int, state_size: int, action_size: int
+    ) -> None:
+        assert 1 <= horizon <= window, f"a horizon of {horizon} in a window of {window}"
+        self._window, self._context = window, window - horizon
+        # C past steps and the current one, whose action is not known yet and stays 0.
+        self._states = np.zeros((slots, self._context + 1, state_size), np.float32)
+        self._actions = np.zeros((slots, self._context + 1, action_size), np.float32)
+        self._steps = np.full(slots, -1, np.int64)  # -1 where no episode has begun
+        self._seeds = np.zeros(slots, np.int64)
+        self._waypoints: list[Floats | None] = [None] * slots
+
+    def begin(self, slot: int, state: Floats, seed: int, waypoints: Floats | None = None) -> None:
+        """Forget the slot's episode and start another: state [S], waypoints [H, S]."""
+        if waypoints is not None and waypoints.shape[1:] != state.shape:
+            raise InputError(
+                f"the waypoints have shape {list(waypoints.shape)}; "
+                f"give a table with one row a step and {len(state)} numbers a row, as in a state"
+            )
+        self._states[slot] = self._actions[slot] = 0
+        self._states[slot, 0] = state
+        self._steps[slot], self._seeds[slot] = 0, seed
+        self._waypoints[slot] = waypoints
+
+    def record(self, slot: int, action: Floats, next_state: Floats) -> None:
+        """Add what was done in the current state, and where it led: [A], [S]."""
+        assert self._steps[slot] >= 0, f"no episode has begun in slot {slot}"
+        states, actions = self._states[slot], self._actions[slot]
+        actions[min(self._steps[slot], self._context)] = action
+        if self._steps[slot] >= self._context:  # full: the oldest step makes room
+            states[:-1], actions[:-1] = states[1:], actions[1:]
+            actions[-1] = 0
+        self._steps[slot] += 1
+        states[min(self._steps[slot], self._context)] = next_state
+
+    def window(self, slots: Sequence[int]) -> Window:
+        """The question for these slots, in this order."""
+        index = np.asarray(slots, np.int64)
+        steps = self._steps[index]
+        assert (steps >= 0).all(), f"an episode has not begun in one of the slots {list(slots)}"
+        now = np.minimum(steps, self._context)
+        states = self._padded(self._states[index])
+        for row, waypoints in enumerate(self._waypoints[slot] for slot in slots):
+            if waypoints is not None:
+                _look_ahead(states[row], waypoints, step=int(steps[row]), now=int(now[row]))
+        actions = self._padded(self._actions[index])
+        return Window(
+            states=states, actions=actions, now=now, steps=steps, seeds=self._seeds[index]
+        )
+
+    def _padded(self, past: Floats) -> Floats:
+        """[E, C + 1, size] -> [E, T, size]: zeros where the future is."""
+        whole = np.zeros((len(past), self._window, past.shape[-1]), np.float32)
+        whole[:, : past.shape[1]] = past
+        return whole
+
+
+def subgoals(waypoints: Floats, spacing: int) -> Floats:
+    """The table [H, S] with every row of a block of `spacing` rows replaced by the block's last.
+
+    A block that contains the table's last row stays as it is, whole or not, as in the released
+    code: of 20 rows by 5 the first three blocks become 4, 9 and 14, and 15 to 19 remain.
+    """
+    assert spacing >= 1, f"a spacing of {spacing} rows"
+    rows = (len(waypoints) - 1) // spacing * spacing
+    levelled = waypoints.copy()
+    levelled[:rows] = np.repeat(waypoints[spacing - 1 : rows : spacing], spacing, axis=0)
+    return levelled
+
+
+def _look_ahead(states: Floats, waypoints: Floats, *, step: int, now: int) -> None:
+    """Write the rows after `step` into states [T, S] after `now`, as far as there are rows."""
+    ahead = waypoints[step + 1 : step + len(states) - now]
+    states[now + 1 : now + 1 + len(ahead)] = ahead

@@ -1,0 +1,38 @@
+"""What an imagined plan is worth, and how much say it gets. N plans of h steps a decision."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def lambda_return(
+    rewards: Tensor, values: Tensor, *, discount: float, lam: float, start: int = 0
+) -> Tensor:
+    """Blend all n-step returns of an imagined rollout: [..., h] twice -> [...].
+
+    n steps of reward and then the value, for n = 0 .. h - 1, weigh (1 - lam) lam^n, and the last
+    one all that is left. The last reward is not used: its step's value stands for it. `start` is
+    the power of the discount on the first term.
+    """
+    score = values[..., -1]
+    for n in reversed(range(values.shape[-1] - 1)):
+        score = (1 - lam) * values[..., n] + lam * (rewards[..., n] + discount * score)
+    return score * discount**start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighing:
+    weights: Tensor  # [E, N], each row sums to 1
+    effective: Tensor  # [E] effective number of plans
+    spread: Tensor  # [E] standard deviation of the utilities
+
+
+def weigh(utilities: Tensor, *, inverse_temperature: float, standardised: bool) -> Weighing:
+    """Softmax of utilities [E, N], which may be put on one scale for all decisions before."""
+    spread = utilities.std(dim=-1, unbiased=False)
+    above = utilities - utilities.amax(dim=-1, keepdim=True)  # exp of these cannot overflow
+    if standardised:
+        above = above / torch.where(spread > 0, spread, 1.0)[:, None]
+    weights = torch.softmax(inverse_temperature * above, dim=-1)
+    return Weighing(weights=weights, effective=1 / weights.square().sum(dim=-1), spread=spread)

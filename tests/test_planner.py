@@ -1,0 +1,344 @@
+"""Planning: the fast code against the dense reference, company, switches, known worlds."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from m3pc import reference
+from m3pc.config import Config
+from m3pc.types import Decision, InputError, Window
+from m3pc.weights import Weights
+from planner.backward import towards_goal
+from planner.forward import Guide, Imagined, Question, candidates, propose, score, utilities
+from planner.policy import Policy
+from planner.utility import lambda_return, weigh
+from tests.small_weights import ACTIONS, HORIZON, rows, tiny_config, tiny_weights, windows
+
+GUIDES: tuple[Guide, ...] = ("m", "q", "q0")
+SWITCHES: dict[str, dict[str, object]] = {
+    "small": {},
+    "parity": {"preset": "parity"},
+    "paper": {"preset": "paper"},
+    "discount starts at 1": {"planner__discount_start": 1},
+    "reconstructed": {"planner__state_now": "reconstructed"},
+    "a thousand steps": {"planner__return_scale": "1000-steps"},
+    "sums": {"returns__mode": "sum", "returns__discount": 0.9},
+    "other numbers": {"planner__discount": 0.7, "planner__lam": 0.2},
+    "two decoder layers": {"model__decoder_layers": 2, "model__encoder_layers": 1},
+}
+
+
+def moments(weights: Weights) -> dict[str, tuple[Tensor, Tensor]]:
+    scales = {
+        name: getattr(weights.normaliser(), name) for name in ("states", "rewards", "returns")
+    }
+    return {name: (scale.mean, scale.std) for name, scale in scales.items()}
+
+
+def model_state(weights: Weights) -> dict[str, Tensor]:
+    prefix = "model."
+    return {
+        name.removeprefix(prefix): x
+        for name, x in weights.tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def question(window: Window) -> Question:
+    return Question(
+        states=torch.from_numpy(window.states),
+        actions=torch.from_numpy(window.actions),
+        now=int(window.now[0]),
+        steps=torch.from_numpy(window.steps),
+        horizon=HORIZON,
+    )
+
+
+def configured(name: str) -> Config:
+    changes = dict(SWITCHES[name])
+    preset = str(changes.pop("preset", "small"))
+    return tiny_config(preset, **changes)
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize("now", [0, 1, 4, 7])
+@torch.inference_mode()
+def test_utilities_are_those_of_the_dense_reference(switch: str, guide: Guide, now: int) -> None:
+    config = configured(switch)
+    weights = tiny_weights(config)
+    window = windows([now] * 3)
+    plans = torch.from_numpy(
+        np.random.default_rng(1).uniform(-1, 1, (3, 6, 8 - now, ACTIONS)).astype(np.float32)
+    )
+    critic = weights.critic()
+    found = score(
+        weights.model(), critic, weights.normaliser(), config, question(window), plans, guide
+    )
+    for row in range(3):
+        expected = reference.score(
+            model_state(weights),
+            critic.quality,
+            config,
+            moments(weights),
+            torch.from_numpy(window.states[row]),
+            torch.from_numpy(window.actions[row]),
+            now,
+            int(window.steps[row]),
+            HORIZON,
+            plans[row],
+            guide,
+        )
+        scale = expected.abs().max().item()
+        assert (found[row] - expected).abs().max().item() <= 1e-5 * max(scale, 1)
+
+
+@pytest.mark.parametrize("now", [0, 2, 4])
+@torch.inference_mode()
+def test_proposals_are_those_of_the_dense_reference(now: int) -> None:
+    config = tiny_config()
+    weights, window = tiny_weights(config), windows([now] * 2)
+    mu, log_sigma = propose(
+        weights.model(), weights.normaliser(), question(window), torch.tensor([0.3, 2.0])
+    )
+    for row, condition in enumerate((0.3, 2.0)):
+        scales = moments(weights)
+        mean, std = scales["states"]
+        asked = (torch.full((1, 8, 1), condition) - scales["returns"][0]) / scales["returns"][1]
+        expected = reference.network(
+            model_state(weights),
+            config.model,
+            {
+                "states": (torch.from_numpy(window.states[row : row + 1]) - mean) / std,
+                "actions": torch.from_numpy(window.actions[row : row + 1]),
+                "rewards": torch.full((1, 8, 1), torch.nan),
+                "returns": asked,
+            },
+            reference.mask("policy", now, 8),
+        )
+        assert (mu[row] - expected.mu[0, now:]).abs().max() <= 1e-5
+        assert (log_sigma[row] - expected.log_sigma[0, now:]).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("one_mask", [False, True])
+@pytest.mark.parametrize("fill", ["between", "released"])
+@pytest.mark.parametrize("first_visible", ["goal", "waypoints"])
+@pytest.mark.parametrize("now", [0, 3, 4])
+@torch.inference_mode()
+def test_backward_plans_are_those_of_the_dense_reference(
+    one_mask: bool, fill: str, first_visible: str, now: int
+) -> None:
+    config = tiny_config(goal__fill=fill, goal__first_visible=first_visible)
+    weights, window = tiny_weights(config), windows([now] * 2)
+    found = towards_goal(
+        weights.model(), weights.normaliser(), config.goal, question(window), one_mask=one_mask
+    )
+    for row in range(2):
+        expected = reference.backward(
+            model_state(weights),
+            config,
+            moments(weights),
+            torch.from_numpy(window.states[row]),
+            torch.from_numpy(window.actions[row]),
+            now,
+            one_mask,
+        )
+        assert (found[row].tanh() - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("mode", ["rcbc", "m", "q", "q0", "goal", "goal-mask"])
+@pytest.mark.parametrize("explore", [False, True])
+def test_many_environments_get_the_answers_that_each_gets_alone(mode: str, explore: bool) -> None:
+    policy = Policy(tiny_weights(tiny_config(planner__mode=mode)))
+    window = windows([4, 0, 2, 4, 1, 3, 4, 0])
+    together = policy.decide(window, explore=explore)
+    for row in range(len(window)):
+        alone = policy.decide(rows(window, [row]), explore=explore)
+        for name in ("actions", "conditions", "utilities", "effective", "spread"):
+            one, other = getattr(alone, name)[0], getattr(together, name)[row]
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=2e-5, err_msg=name)
+    assert together.version == 7
+
+
+def test_chunks_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Policy(tiny_weights(tiny_config()))
+    window = windows([4, 2, 4])
+    whole = policy.decide(window)
+    for rows_of_a_chunk in (1, 5, 25):
+        monkeypatch.setattr("planner.forward.CHUNK", rows_of_a_chunk * 16)
+        parts = policy.decide(window)
+        np.testing.assert_allclose(parts.actions, whole.actions, atol=1e-4)
+        np.testing.assert_allclose(parts.utilities, whole.utilities, rtol=1e-4, atol=1e-4)
+
+
+def test_another_seed_or_step_draws_other_candidates() -> None:
+    policy = Policy(tiny_weights(tiny_config()))
+    window = windows([4, 4])
+    same = {name: getattr(window, name).copy() for name in window.__slots__}
+    for name in ("states", "actions"):
+        same[name][1] = same[name][0]
+    first = policy.decide(Window(**same))
+    assert np.abs(first.actions[0] - first.actions[1]).max() > 1e-3
+    same["steps"][1], same["seeds"][1] = same["steps"][0], same["seeds"][0]
+    again = policy.decide(Window(**same))
+    np.testing.assert_allclose(again.actions[0], again.actions[1], atol=1e-4)
+
+
+def decided(**changes: object) -> Decision:
+    return Policy(tiny_weights(tiny_config("small", **changes))).decide(windows([4]))
+
+
+def test_the_effective_number_of_candidates_follows_the_temperature() -> None:
+    flat = decided(planner__m__inverse_temperature=0.0)
+    sharp = decided(planner__m__inverse_temperature=1e4)
+    assert flat.effective[0] == pytest.approx(12)
+    assert sharp.effective[0] == pytest.approx(1, abs=1e-3)
+    assert flat.spread[0] == sharp.spread[0] > 0
+
+
+def test_no_spread_leaves_one_candidate_in_many_copies() -> None:
+    still = decided(planner__m__spread=0.0)
+    cloned = decided(planner__mode="rcbc")
+    np.testing.assert_allclose(still.actions, cloned.actions, atol=1e-6)
+    assert still.spread[0] == pytest.approx(0, abs=1e-5)
+    assert np.isnan(cloned.effective[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "explore", "expected"),
+    [
+        ({}, False, [2 - 5 / 39, 1.0]),
+        ({"conditioning__evaluation_ratio": 0.5}, False, [1 - 5 / 78, 0.5]),
+        ({"conditioning__evaluation": "maximum"}, False, [3, 3]),
+        ({"conditioning__exploration": "maximum"}, True, [3, 3]),
+        (
+            {"conditioning__exploration": "maximum", "conditioning__exploration_ratio": 0.5},
+            True,
+            [1, 1],
+        ),
+        ({"conditioning__exploration_ratio": 0.5}, True, [1 - 5 / 78, 0.5]),
+    ],
+)
+def test_the_return_asked_for_is_stated(
+    changes: dict[str, object], explore: bool, expected: list[float]
+) -> None:
+    """The envelope falls from 2 to 1 over 40 steps, the range is -1 to 3."""
+    policy = Policy(tiny_weights(tiny_config("small", **changes)))
+    found = policy.conditions(np.asarray([5, 1000]), explore=explore)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_a_window_of_another_shape_is_refused() -> None:
+    policy = Policy(tiny_weights(tiny_config()))
+    window = windows([4], length=7)
+    with pytest.raises(InputError, match="expected"):
+        policy.decide(window)
+
+
+def test_settings_of_the_model_cannot_change_after_training() -> None:
+    weights = tiny_weights(tiny_config())
+    with pytest.raises(InputError, match="belong to the weights"):
+        Policy(weights, tiny_config(model__width=32))
+
+
+# What a plan is worth, by hand.
+
+
+@pytest.mark.parametrize(
+    ("rewards", "values", "start", "expected"),
+    [
+        ([1, 1, 1, 1], [10, 10, 10, 10], 0, 11.05129144),
+        ([1, 1, 1, 1], [10, 10, 10, 10], 1, 10.94077853),
+        ([1, 2, 3, 4], [5, 1, 2, 8], 0, 6.144450272),
+        ([9], [4], 0, 4.0),
+    ],
+)
+def test_lambda_return_has_the_known_values(
+    rewards: list[float], values: list[float], start: int, expected: float
+) -> None:
+    found = lambda_return(
+        torch.tensor(rewards, dtype=torch.float64),
+        torch.tensor(values, dtype=torch.float64),
+        discount=0.99,
+        lam=0.6,
+        start=start,
+    )
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_last_reward_is_not_used() -> None:
+    rewards, values = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[4.0, 5.0, 6.0]])
+    changed = rewards + torch.tensor([0, 0, 100.0])
+    one, other = (lambda_return(x, values, discount=0.9, lam=0.5) for x in (rewards, changed))
+    assert one.item() == other.item()
+
+
+def test_weights_are_a_softmax_on_one_scale() -> None:
+    utilities_ = torch.tensor([[0.0, 1.0, 2.0], [0.0, 100.0, 200.0]])
+    raw = weigh(utilities_, inverse_temperature=1.0, standardised=False)
+    assert raw.weights[0].tolist() == pytest.approx([0.09003, 0.24473, 0.66524], abs=1e-5)
+    assert raw.weights[1].tolist() == pytest.approx([0, 0, 1], abs=1e-9)
+    scaled = weigh(utilities_, inverse_temperature=1.0, standardised=True)
+    assert scaled.weights[0].tolist() == pytest.approx(scaled.weights[1].tolist(), abs=1e-6)
+    assert scaled.spread.tolist() == pytest.approx([0.81650, 81.650], rel=1e-4)
+    same = weigh(torch.full((1, 4), 3.0), inverse_temperature=5.0, standardised=True)
+    assert same.effective.item() == pytest.approx(4)
+
+
+# A world with a known best plan: a point on a line, pushed by actions, paid for being near 1.
+
+
+def line_world(plans: Tensor, start: Tensor) -> Imagined:
+    """Each action moves the point by a half of it; the reward is minus the distance to 1."""
+    positions = start[:, None, None] + torch.cumsum(plans[..., 0], dim=2) / 2
+    before = torch.cat([start[:, None, None].expand(-1, plans.shape[1], 1), positions], dim=2)
+    rewards = -(positions - 1).abs()
+    steps_left = 4.0
+    return Imagined(
+        states=before[:, :, :-1, None],
+        rewards=rewards[..., :-1],
+        returns=rewards.flip(-1).cumsum(-1).flip(-1) / steps_left,
+    )
+
+
+def line_quality(states: Tensor, actions: Tensor) -> Tensor:
+    """The value of the best that can follow: each later step comes nearer by a half."""
+    place = states[:, 0] + actions[:, 0] / 2
+    total = torch.zeros_like(place)
+    for n in range(4):
+        total -= 0.9**n * ((place - 1).abs() - n / 2).clamp(min=0)
+    return total
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize("start", [-1.0, 0.0, 2.0])
+def test_in_a_known_world_the_best_plan_gets_the_best_utility(guide: Guide, start: float) -> None:
+    """All plans of four steps with actions -1, 0, 1: the best first step leads towards 1."""
+    grid = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * 4)
+    plans = grid[None, :, :, None]
+    config = tiny_config(planner__discount=0.9)
+    starts = torch.tensor([start])
+    asked = Question(
+        states=starts[:, None, None].expand(1, 8, 1),
+        actions=torch.zeros(1, 8, 1),
+        now=4,
+        steps=torch.tensor([36]),
+        horizon=40,
+    )
+    imagined = line_world(plans, starts)
+    if guide == "q0":
+        assert imagined.states is not None
+        imagined = Imagined(states=imagined.states[:, :, :1])
+    worth = utilities(imagined, plans, asked, config, guide, line_quality)
+    best = plans[0, worth[0].argmax(), 0, 0].item()
+    assert best == (1.0 if start < 1 else -1.0)
+
+
+def test_spread_widens_candidates_around_the_same_middle() -> None:
+    mu, log_sigma = torch.full((1, 2, 1), 0.3), torch.full((1, 2, 1), np.log(0.5))
+    noise = torch.tensor([0.0, 1.0])[None, :, None, None].expand(1, 2, 2, 1)
+    for spread in (0.5, 1.0):
+        plans = candidates(mu, log_sigma, noise, spread)
+        expected = np.tanh([0.3, 0.3 + 0.5 * spread])
+        assert plans[0, :, 0, 0].tolist() == pytest.approx(expected.tolist(), rel=1e-6)
