@@ -186,7 +186,6 @@ def test_network_keeps_its_numbers_under_our_names(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.usefixtures("no_child")
 def test_sizes_come_from_the_shapes(tmp_path: Path) -> None:
     weights = imported(tmp_path, small()).weights
     model, value = weights.config.model, weights.config.critic

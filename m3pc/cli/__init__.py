@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from m3pc import __version__
-from m3pc.cli import config, data, doctor
+from m3pc.cli import authors, config, data, doctor, evaluate, pretrain
 
 # Before numpy loads: products of one state with one layer wait longer for a second thread than they
 # compute. Whoever wants another number sets it.
@@ -26,6 +26,10 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
 app.command("doctor")(doctor.doctor)
+app.command("pretrain")(pretrain.pretrain)
+app.command("evaluate")(evaluate.evaluate)
+app.command("import-authors")(authors.import_authors)
+app.command("verify")(authors.verify)
 
 
 def _version(asked: bool) -> None:

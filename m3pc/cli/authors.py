@@ -44,7 +44,7 @@ def import_authors(
     if imported.guessed:
         typer.echo(
             f"{stats} has no {' and no '.join(imported.guessed)}: the mean of the returns and "
-            f"{STAND_IN:g} standard deviations stand in for what the policy is asked for"
+            f"{STAND_IN:g} standard deviations stand in, also for the return that is asked for"
         )
 
 
@@ -54,6 +54,7 @@ def verify(
 ) -> None:
     """Compare a checkpoint's answers with recorded ones, line by line; exit 1 if any misses."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from m3pc.run.verify import verify as run
@@ -62,7 +63,7 @@ def verify(
     table = Table("item", "largest error", "tolerance", "", box=None)
     for item in items:
         verdict = "[green]ok" if item.ok else "[bold red]MISS"
-        table.add_row(item.name, f"{item.error:.2g}", f"{item.tolerance:g}", verdict)
+        table.add_row(escape(item.name), f"{item.error:.2g}", f"{item.tolerance:g}", verdict)
     Console(highlight=False).print(table)
     missed = sum(not item.ok for item in items)
     typer.echo(f"{len(items) - missed} of {len(items)} items are within their tolerance")

@@ -27,14 +27,19 @@ def progress(title: str, unit: str) -> Iterator[Report]:
 @contextmanager
 def _lines(title: str) -> Iterator[Report]:
     start = last = time.monotonic()
+    began: tuple[float, float] | None = None  # count and time of the first report: a resumed run
 
     def report(numbers: Mapping[str, Any]) -> None:
-        nonlocal last
+        nonlocal last, began
         now = time.monotonic()
+        began = began or (next(iter(numbers.values())), now)
         if now - last >= EVERY:
             last = now
-            rate = next(iter(numbers.values())) / (now - start)
-            typer.echo(f"{title}: {_words(numbers)}  {rate:,.0f}/s", err=True)
+            done, first = next(iter(numbers.values())), began or (0, start)
+            rate = (done - first[0]) / max(now - first[1], 1e-9)
+            left = (numbers["of"] - done) / rate if numbers.get("of") and rate > 0 else None
+            eta = "" if left is None else f"  {left:,.0f} s left"
+            typer.echo(f"{title}: {_words(numbers)}  {rate:,.1f}/s{eta}", err=True)
 
     yield report
 

@@ -77,7 +77,7 @@ NUMPY_SCALARS: list[Any] = [
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
     model: Path  # {model, ...}
-    critic: Path  # {q, q_target, v}
+    critic: Path  # {q, q_target, v}, or {qf, vf, ...}
     stats: Path  # mean_states, std_states, ...
 
 
@@ -136,7 +136,10 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         if size > LARGEST:
             raise InputError(f"{path.name} unpacks to {size} bytes; at most {LARGEST} are read")
         with np.load(path, allow_pickle=False) as found:
-            return dict(found)
+            arrays = dict(found)
+        strange = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
+        if strange:
+            raise InputError(f"{path.name}: {strange[:3]} are no arrays")
     except InputError:
         raise
     except OSError as error:
@@ -144,6 +147,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except Exception as error:  # zip, zlib and numpy raise what they like over a damaged file
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{path.name} is not a plain .npz of numbers: {reason}") from None
+    return arrays
 
 
 # In the child
@@ -173,7 +177,9 @@ def _load(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # torch raises what it likes over a damaged file
         code = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it calls {code[1]}, which is not done" if code else "it is damaged or no such"
+        reason = (
+            f"it calls {code[1]}, which is not done" if code else "it is damaged or something else"
+        )
         raise InputError(f"{path.name} is not a file of tensors by torch.save: {reason}") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path.name} holds a {type(tree).__name__}, expected a dict")

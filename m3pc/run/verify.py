@@ -31,10 +31,7 @@ NETWORK, CHOICE = 1e-5, 5e-4  # absolute
 UTILITY, LOSS = 1e-5, 1e-4  # relative to the largest of the numbers that were recorded
 
 PATTERNS = {"rcbc": "policy", "fd": "dynamics", "id": "inverse", "pi": "path"}  # theirs, ours
-OUTPUTS = {"states": "states", "rewards": "rewards", "returns": "returns"} | {
-    "mu": "mu",
-    "log_std": "log_sigma",
-}
+OUTPUTS = {name: name for name in ("states", "rewards", "returns", "mu")} | {"log_std": "log_sigma"}
 GUIDES: Mapping[str, Guide] = {"q": "q", "rtg": "m"}
 TERMS = ("states", "actions", "rewards", "returns", "nll", "entropy", "total")
 
@@ -174,13 +171,14 @@ class Comparison:
                 horizon=self.weights.horizon,
             )
             for theirs, guide in GUIDES.items():
-                yield from self._plan(f"plan{text}_{theirs}", question, candidates, guide)
+                name, expected = f"plan {text} {theirs}", f"plan{text}_{theirs}"
+                yield from self._plan(name, expected, question, candidates, guide)
 
     def _plan(
-        self, name: str, question: Question, candidates: Tensor, guide: Guide
+        self, name: str, recorded: str, question: Question, candidates: Tensor, guide: Guide
     ) -> Iterator[Item]:
         discount, lam = self.recording.numbers("plan_discount_lambda", 2)
-        [xi] = self.recording.numbers(f"{name}_xi")
+        [xi] = self.recording.numbers(f"{recorded}_xi")
         settings = {"planner.discount": discount, "planner.lam": lam}
         temperature = {f"planner.{guide}.inverse_temperature": xi}
         config = replace(self.weights.config, settings | temperature)
@@ -190,13 +188,17 @@ class Comparison:
         standardised = config.planner.utility == "standardised"
         weights = weigh(utilities, inverse_temperature=xi, standardised=standardised).weights
         action = torch.einsum("en,ena->ea", weights, candidates[:, :, 0])
-        found = {"utility": utilities[0], "weights": weights[0], "action": action[0]}
-        for part, numbers in found.items():
-            expected = self.recording.take(f"{name}_{part}", len(numbers))
-            if part == "utility":
-                yield Item(f"{name} {part}", _relative(numbers, expected), UTILITY)
-            else:
-                yield Item(f"{name} {part}", _error(numbers, expected), CHOICE)
+        expected = {
+            part: self.recording.take(f"{recorded}_{part}", size)
+            for part, size in (
+                ("utility", candidates.shape[1]),
+                ("weights", candidates.shape[1]),
+                ("action", candidates.shape[3]),
+            )
+        }
+        yield Item(f"{name} utility", _relative(utilities[0], expected["utility"]), UTILITY)
+        yield Item(f"{name} weights", _error(weights[0], expected["weights"]), CHOICE)
+        yield Item(f"{name} action", _error(action[0], expected["action"]), CHOICE)
 
     def losses(self) -> Iterator[Item]:
         """Every term of the pretraining loss, for each mask."""
@@ -246,12 +248,13 @@ class Comparison:
     def _targets(self, learner: CriticLearner) -> dict[str, Tensor]:
         """Those of the checkpoint, without the moments of an optimiser that went before."""
         training = self.subject.training
-        targets = {name: training.get(f"critic.{name}") for name in learner.state()}
+        targets = {}
         for name, fresh in learner.state().items():
-            target = targets[name]
+            target = training.get(f"critic.{name}")
             if target is None or target.shape != fresh.shape:
                 raise InputError(f"{self.subject.path} holds no critic.{name} to update from")
-        return {name: target for name, target in targets.items() if target is not None}
+            targets[name] = target
+        return targets
 
     def _transitions(self) -> TransitionBatch[NDArray[Any]]:
         take, (states, actions) = self.recording.take, self.sizes.values()

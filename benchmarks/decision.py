@@ -1,0 +1,130 @@
+"""One planned action at the paper's size: ours against the dense reference, in one run.
+
+python -m benchmarks.decision [--threads 1] [--rounds 5]
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from m3pc import reference
+from m3pc.critic import Critic
+from m3pc.masks import visible
+from m3pc.model import TrajectoryModel
+from m3pc.presets import PRESETS
+from m3pc.tokens import Normaliser
+from planner.forward import Question, candidates, propose, score
+from planner.utility import weigh
+
+STATES, ACTIONS, NOW, STEP, HORIZON = 11, 3, 4, 100, 1000  # hopper, in the middle of an episode
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    torch.manual_seed(0)
+    print(f"paper size, N = {CONFIG.planner.candidates}, {given.threads} thread(s), fp32")
+    print("guide   dense s   ours s   dense/ours   largest error: utility   action")
+    with torch.inference_mode():
+        for guide in ("m", "q"):
+            world = World(guide)
+            dense, ours = fastest([world.dense, world.ours], given.rounds)
+            print(f"{guide:5} {dense:9.3f} {ours:8.3f} {dense / ours:11.2f}x {world.errors()}")
+
+
+CONFIG = PRESETS["paper"]
+
+
+class World:
+    """A random model and one question; the same noise for both planners."""
+
+    def __init__(self, guide: str) -> None:
+        self.guide = guide
+        self.model = TrajectoryModel(CONFIG.model, STATES, ACTIONS).eval()
+        self.critic = Critic(CONFIG.critic, STATES, ACTIONS)
+        sizes = {"states": STATES, "rewards": 1, "returns": 1}
+        self.moments = {name: (torch.zeros(n), torch.ones(n)) for name, n in sizes.items()}
+        arrays = {
+            f"{name}.{part}": x.numpy()
+            for name, pair in self.moments.items()
+            for part, x in zip(("mean", "std"), pair, strict=True)
+        }
+        self.normaliser = Normaliser.from_arrays(arrays)
+        self.state = dict(self.model.state_dict())
+        self.states, self.actions = torch.randn(8, STATES), torch.rand(8, ACTIONS) * 2 - 1
+        self.noise = torch.randn(CONFIG.planner.candidates, 8 - NOW, ACTIONS)
+
+    def ours(self) -> tuple[Tensor, Tensor]:
+        question = Question(
+            states=self.states[None],
+            actions=self.actions[None],
+            now=NOW,
+            steps=torch.tensor([STEP]),
+            horizon=HORIZON,
+        )
+        mu, log_sigma = propose(self.model, self.normaliser, question, torch.ones(1))
+        plans = candidates(mu, log_sigma, self.noise[None], 1.0)
+        found = score(
+            self.model,
+            self.critic,
+            self.normaliser,
+            CONFIG,
+            question,
+            plans,
+            self.guide,  # type: ignore[arg-type]
+        )
+        weights = weigh(found, inverse_temperature=1.0, standardised=False).weights
+        return found[0], torch.einsum("en,ena->ea", weights, plans[:, :, 0])[0]
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        inputs = {
+            "states": self.states[None],
+            "actions": self.actions[None],
+            "rewards": torch.zeros(1, 8, 1),
+            "returns": torch.ones(1, 8, 1),
+        }
+        mask = torch.tensor(visible("policy", now=NOW, length=8))
+        policy = reference.network(self.state, CONFIG.model, inputs, mask)
+        plans = reference.propose(policy.mu[0, NOW:], policy.log_sigma[0, NOW:], self.noise, 1.0)
+        found = reference.score(
+            self.state,
+            self.critic.quality,
+            CONFIG,
+            self.moments,
+            self.states,
+            self.actions,
+            NOW,
+            STEP,
+            HORIZON,
+            plans,
+            self.guide,  # type: ignore[arg-type]
+        )
+        _, action = reference.choose(CONFIG, self.guide, found, plans[:, 0])  # type: ignore[arg-type]
+        return found, action
+
+    def errors(self) -> str:
+        """Relative to the largest utility, and absolute."""
+        (ours, our_action), (dense, dense_action) = self.ours(), self.dense()
+        utility = (ours - dense).abs().max() / dense.abs().max()
+        return f"{utility.item():23.1e} {(our_action - dense_action).abs().max().item():8.1e}"
+
+
+def fastest(works: list[Callable[[], object]], rounds: int) -> list[float]:
+    """Best time of each, in turns, so that a busy moment of the machine hits all alike."""
+    best = [float("inf")] * len(works)
+    for _ in range(rounds):
+        for i, work in enumerate(works):
+            start = time.perf_counter()
+            work()
+            best[i] = min(best[i], time.perf_counter() - start)
+    return best
+
+
+if __name__ == "__main__":
+    main()
