@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+QUICK := runs/quickstart/hopper
 OTHER_MUJOCO := 3.9.0
 OTHER_ENGINE := $(VENV)/engines/mujoco-$(OTHER_MUJOCO)
 
@@ -13,7 +14,10 @@ export M3PC_OTHER_MUJOCO := $(CURDIR)/$(OTHER_ENGINE)
 
 quickstart: $(VENV)/.installed
 	$(BIN)/m3pc data info shipped:hopper-medium-replay --png runs/quickstart/returns.png
-	$(BIN)/m3pc data sample shipped:hopper-medium-replay
+	if [ -d $(QUICK) ]; then $(BIN)/m3pc pretrain --resume $(QUICK); \
+	else $(BIN)/m3pc pretrain --data shipped:hopper-medium-replay --preset small --out $(QUICK) \
+	  --set pretrain.updates=3000 --set critic.regression_updates=1500 --set critic.updates=2500; fi
+	$(BIN)/m3pc evaluate $(QUICK) --planner rcbc --planner m --planner q --episodes 10 --seed 7
 
 test: lint $(OTHER_ENGINE)/.installed
 	$(BIN)/pytest -n 2 -m "not long"
@@ -23,6 +27,7 @@ test-long: $(VENV)/.developer $(OTHER_ENGINE)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.sampling
+	$(BIN)/python -m benchmarks.decision
 
 lint: $(VENV)/.developer
 	$(BIN)/ruff check .

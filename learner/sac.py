@@ -8,13 +8,14 @@ B batch, S state, A action; 2 is the pair of critics.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from m3pc.actions import draw
+from m3pc.critic import stacked_forward, stacked_parameters
 from m3pc.types import LOG_STD_RANGE, Episode, Floats
 
 Layer = tuple[Floats, Floats]  # weight [out, in], bias [out]
@@ -147,14 +148,9 @@ class Ring:
 
 
 def squash(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """tanh of a Gaussian draw u = mean + std * noise: actions [..., A], log densities [...].
-
-    log p(a) = log N(u) - sum log(1 - tanh(u)^2), the latter as 2 (log 2 - u - softplus(-2u)).
-    """
-    u = mean + log_std.exp() * noise
-    gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-    slope = 2 * (math.log(2) - u - functional.softplus(-2 * u))
-    return u.tanh(), (gaussian - slope).sum(dim=-1)
+    """Actions [..., A] and their log densities [...]."""
+    actions, log_densities = draw(mean, log_std, noise)
+    return actions, log_densities.sum(dim=-1)
 
 
 def forward_actor(parameters: Sequence[Tensor], states: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,22 +164,11 @@ def forward_actor(parameters: Sequence[Tensor], states: Tensor) -> tuple[Tensor,
 
 
 def forward_critics(parameters: Sequence[Tensor], states: Tensor, actions: Tensor) -> Tensor:
-    """Both critics in one batched product per layer: [2, B]."""
-    *hidden, weight, bias = parameters
-    x = torch.cat((states, actions), dim=-1).expand(2, -1, -1)
-    for hidden_weight, hidden_bias in zip(hidden[::2], hidden[1::2], strict=True):
-        x = torch.baddbmm(hidden_bias[:, None], x, hidden_weight.mT).relu()
-    return torch.baddbmm(bias[:, None], x, weight.mT)[..., 0]
+    """Both critics: [2, B]."""
+    return stacked_forward(parameters, torch.cat((states, actions), dim=-1))
 
 
 def _parameters(
     sizes: Sequence[int], stack: tuple[int, ...], generator: torch.Generator
 ) -> list[Tensor]:
-    """weight [*stack, out, in], bias [*stack, out] per layer, uniform within 1 / sqrt(in)."""
-    parameters = []
-    for inputs, outputs in pairwise(sizes):
-        for shape in ((*stack, outputs, inputs), (*stack, outputs)):
-            bound = 1 / math.sqrt(inputs)
-            parameter = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-            parameters.append(parameter.requires_grad_())
-    return parameters
+    return [start.requires_grad_() for start in stacked_parameters(sizes, stack, generator)]

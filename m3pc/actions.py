@@ -17,7 +17,8 @@ def bounded_log_sigma(raw: Tensor, low: float, high: float) -> Tensor:
 def draw(mu: Tensor, log_sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """tanh(mu + sigma * noise), and the log density of each of its numbers. All [..., A]."""
     u = mu + log_sigma.exp() * noise
-    return u.tanh(), -0.5 * noise.square() - log_sigma - HALF_LOG_TAU - _log_slope(u)
+    log_densities = -0.5 * noise.square() - log_sigma - HALF_LOG_TAU - _log_slope(u)
+    return u.tanh(), log_densities
 
 
 def log_density(actions: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:

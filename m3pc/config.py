@@ -141,7 +141,7 @@ class PretrainConfig(Section):
     warmup: CountOrZero = _field(40_000, "updates until the learning rate is reached")
     lr: Part = _field(1e-4, "highest learning rate")
     log_every: Count = _field(100, "updates between two lines of metrics")
-    measure_every: Count = _field(2000, "updates between two measurements on held-out episodes")
+    measure_every: Count = _field(500, "updates between two measurements on held-out episodes")
     checkpoint_every: Count = _field(1000, "updates between two checkpoints")
     keep: Annotated[int, Field(ge=1, le=1000)] = _field(3, "newest checkpoints that are kept")
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from m3pc.config import CriticConfig
 
@@ -19,21 +18,35 @@ class Stack(nn.Module):
 
     def __init__(self, members: int, sizes: Sequence[int]) -> None:
         super().__init__()
-        self.layers = len(sizes) - 1
-        for number, (inputs, outputs) in enumerate(pairwise(sizes)):
-            for name, shape in (("weight", (outputs, inputs)), ("bias", (outputs,))):
-                bound = 1 / math.sqrt(inputs)
-                start = torch.empty(members, *shape).uniform_(-bound, bound)
-                self.register_parameter(f"{name}{number}", nn.Parameter(start))
+        self._names = []
+        for number, start in enumerate(stacked_parameters(sizes, (members,))):
+            self._names.append(f"{('weight', 'bias')[number % 2]}{number // 2}")
+            self.register_parameter(self._names[-1], nn.Parameter(start))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, inputs] -> [M, B]."""
-        for number in range(self.layers):
-            weight, bias = getattr(self, f"weight{number}"), getattr(self, f"bias{number}")
-            x = x.expand(len(weight), *x.shape[-2:])
-            x = torch.baddbmm(bias[:, None], x, weight.mT)
-            x = functional.relu(x) if number < self.layers - 1 else x
-        return x[..., 0]
+        return stacked_forward([getattr(self, name) for name in self._names], x)
+
+
+def stacked_parameters(
+    sizes: Sequence[int], stack: tuple[int, ...], generator: torch.Generator | None = None
+) -> list[Tensor]:
+    """weight [*stack, out, in], bias [*stack, out] per layer, uniform within 1 / sqrt(in)."""
+    return [
+        torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        for inputs, outputs in pairwise(sizes)
+        for bound in [1 / math.sqrt(inputs)]
+        for shape in ((*stack, outputs, inputs), (*stack, outputs))
+    ]
+
+
+def stacked_forward(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+    """One output of each network: [B, inputs] -> [M, B]."""
+    *hidden, weight, bias = parameters
+    x = x.expand(len(weight), -1, -1)
+    for hidden_weight, hidden_bias in zip(hidden[::2], hidden[1::2], strict=True):
+        x = torch.baddbmm(hidden_bias[:, None], x, hidden_weight.mT).relu()
+    return torch.baddbmm(bias[:, None], x, weight.mT)[..., 0]
 
 
 class Critic(nn.Module):

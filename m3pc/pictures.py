@@ -1,6 +1,6 @@
 """Results that people would rather see than read, as PNG files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,32 @@ def learning_curve(
     )
     axes.set(xlabel="environment steps", ylabel="return")
     axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def returns_by_candidates(
+    path: Path, curves: Mapping[str, Sequence[tuple[float, float, float]]], *, title: str
+) -> None:
+    """Return against the effective number of candidates: points (candidates, return, error)."""
+    figure, axes = _page(title)
+    for label, points in curves.items():
+        x, y, error = zip(*sorted(points), strict=True)
+        axes.errorbar(x, y, yerr=error, marker="o", markersize=3, linewidth=1, label=label)
+    axes.set(xlabel="effective number of candidates", ylabel="return of an episode", xscale="log")
+    axes.legend(frameon=False)
+    _save(figure, path)
+
+
+def loss_curves(
+    path: Path, lines: Mapping[str, tuple[Sequence[int], Sequence[float]]], *, title: str
+) -> None:
+    """Losses or errors by update, on a logarithmic scale."""
+    figure, axes = _page(title)
+    for label, (updates, values) in lines.items():
+        style = "--" if label.startswith("held-out") else "-"
+        axes.plot(updates, values, linewidth=1, linestyle=style, label=label)
+    axes.set(xlabel="updates", ylabel="squared error, normalised", yscale="log")
+    axes.legend(frameon=False, fontsize=8)
     _save(figure, path)
 
 

@@ -27,11 +27,14 @@ TABLE: Mapping[str, tuple[object, object]] = {
     #                                   parity             small
     "model.width":                     (SAME,              64),
     "model.action_head":               ("linear",          "linear"),
+    "model.dropout":                   (SAME,              0.0),  # a third of the time, no gain
+    "optimiser.clip":                  (SAME,              1.0),  # Adam forgets huge gradients late
     "pretrain.batch":                  (SAME,              128),
     "pretrain.updates":                (140_010,           8_000),
     "pretrain.warmup":                 (SAME,              200),
     "pretrain.lr":                     (SAME,              1e-3),
     "dataset.shuffle":                 (SAME,              True),  # a replay's last are its best
+    "masks.groups":                    (SAME,              2),
     "masks.mixture.policy":            (SAME,              1.0),  # a third each: the model then
     "masks.mixture.dynamics":          (SAME,              1.0),  # predicts what planning asks for
     "loss.actions_over":               ("hidden",          "hidden"),

@@ -26,11 +26,18 @@ def tiny_config(preset: str = "small", **changes: object) -> Config:
     return replace(PRESETS[preset], TINY | named)
 
 
-def tiny_weights(config: Config, *, seed: int = 0) -> Weights:
+def tiny_weights(
+    config: Config,
+    *,
+    seed: int = 0,
+    states: int = STATES,
+    actions: int = ACTIONS,
+    env: str | None = None,
+) -> Weights:
     """Every parameter random, those that start at 0 too, so that a wrong place shows."""
     torch.manual_seed(seed)
-    model = TrajectoryModel(config.model, STATES, ACTIONS)
-    critic = Critic(config.critic, STATES, ACTIONS)
+    model = TrajectoryModel(config.model, states, actions)
+    critic = Critic(config.critic, states, actions)
     with torch.no_grad():
         for parameter in (*model.parameters(), *critic.parameters()):
             parameter.copy_(torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.5))
@@ -39,7 +46,7 @@ def tiny_weights(config: Config, *, seed: int = 0) -> Weights:
         for parameter in model.heads["actions"].parameters():
             parameter.mul_(0.1)  # and from each other: no tanh near its end
     rng = np.random.default_rng(seed)
-    sizes = {"states": STATES, "rewards": 1, "returns": 1}
+    sizes = {"states": states, "rewards": 1, "returns": 1}
     arrays = {
         f"{name}.{part}": (rng.uniform(0.5, 2, size) * (1 if part == "std" else -1)).astype("f4")
         for name, size in sizes.items()
@@ -48,10 +55,10 @@ def tiny_weights(config: Config, *, seed: int = 0) -> Weights:
     return Weights(
         version=7,
         config=config,
-        state_size=STATES,
-        action_size=ACTIONS,
+        state_size=states,
+        action_size=actions,
         horizon=HORIZON,
-        env=None,
+        env=env,
         tensors=gather(
             model,
             critic,

@@ -78,6 +78,31 @@ def test_seed_and_update_alone_determine_a_batch(tmp_path: Path) -> None:
     assert not np.array_equal(forwards[0], sampler(store, seed=1).batch(0).states)
 
 
+@pytest.mark.parametrize("segment_bytes", [1, 150, 1 << 20])
+@pytest.mark.parametrize("chosen", [[0, 1, 4], [0], [4], [2, 3]])
+def test_only_chosen_episodes_are_drawn(
+    tmp_path: Path, chosen: list[int], segment_bytes: int
+) -> None:
+    store = make(tmp_path / "s", segment_bytes=segment_bytes)
+    mask = np.array([number in chosen for number in range(len(LENGTHS))])
+    some = Sampler(store, length=LENGTH, batch=500, seed=0, returns=RULE, chosen=mask)
+    drawn = some.batch(0)
+    possible = {
+        (episode, first) for episode in chosen for first in range(LENGTHS[episode] - LENGTH + 1)
+    }
+    assert len(some) == len(possible)
+    assert set(map(tuple, drawn.states[:, 0].astype(int).tolist())) == possible
+    assert (drawn.states[..., 0] == drawn.states[:, :1, 0]).all()
+    assert (np.diff(drawn.states[..., 1], axis=1) == 1).all()
+
+
+def test_chosen_episodes_that_are_all_too_short_are_refused(tmp_path: Path) -> None:
+    store = make(tmp_path / "s", segment_bytes=1)
+    mask = np.array([False, True, False, False, False])
+    with pytest.raises(InputError, match="longest has 3"):
+        Sampler(store, length=LENGTH, batch=1, seed=0, returns=RULE, chosen=mask)
+
+
 def test_episodes_that_are_all_too_short_are_refused(tmp_path: Path) -> None:
     store = make(tmp_path / "s", segment_bytes=1 << 20)
     with pytest.raises(InputError, match="longest has 12"):

@@ -31,8 +31,8 @@ def pretrain(
     from m3pc.cli.data import open_store
     from m3pc.cli.progress import progress
     from m3pc.presets import DEFAULT_PRESET, resolve
+    from m3pc.run.pretrain import draw_curve, start
     from m3pc.run.pretrain import resume as go_on
-    from m3pc.run.pretrain import start
     from m3pc.types import InputError
 
     store = open_store(data) if data is not None else None
@@ -51,6 +51,7 @@ def pretrain(
     with progress(f"pretraining {run.name}", "updates") as report:
         done = go_on(run, report, data=store)
     _show(done)
+    typer.echo(f"picture: {draw_curve(run)}")
 
 
 def _show(done: "Pretrained") -> None:

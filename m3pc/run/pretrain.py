@@ -31,9 +31,10 @@ from m3pc.config import Config
 from m3pc.critic import Critic
 from m3pc.files import staged_directory
 from m3pc.model import TrajectoryModel
+from m3pc.pictures import loss_curves
 from m3pc.presets import dump
 from m3pc.run.dataset import Dataset, prepare
-from m3pc.run.runlog import RunLog
+from m3pc.run.runlog import RunLog, read
 from m3pc.tokens import Normaliser
 from m3pc.types import InputError
 from m3pc.weights import Weights, gather
@@ -79,6 +80,22 @@ def resume(run: Path, report: Report, *, data: Store | None = None) -> Pretraine
         work.restore(last)
         with RunLog(run, update=work.done) as log:
             return work.finish(run, log, report)
+
+
+def draw_curve(run: Path) -> Path:
+    """The errors by update, as RUN/curve.png: while learning, and of one step on held-out data."""
+    model, held_out = read(run, "model"), read(run, "held_out")
+    lines = {
+        name: ([row["update"] for row in model], [row[name] for row in model])
+        for name in ("states", "rewards", "returns", "actions")
+    }
+    measured = [row for row in held_out if row["update"] <= max(lines["states"][0], default=0)]
+    for label, name in (("next state", "state_1"), ("copy the last state", "copy_1")):
+        values = [row[name] for row in measured if name in row]
+        lines[f"held-out: {label}"] = ([int(row["update"]) for row in measured], values)
+    path = run / "curve.png"
+    loss_curves(path, lines, title=f"{run.name}: squared errors, normalised")
+    return path
 
 
 class _Work:

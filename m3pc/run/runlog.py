@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 NAME = "metrics.jsonl"
 
@@ -48,9 +48,9 @@ class RunLog:
         self._board.close()
 
 
-def read(folder: Path, group: str) -> list[dict[str, float]]:
+def read(folder: Path, group: str) -> list[dict[str, Any]]:
     """The lines of one group, in order."""
-    lines = (json.loads(line) for line in (folder / NAME).read_text().splitlines())
+    lines = [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
     return [line for line in lines if line.pop("group") == group]
 
 
