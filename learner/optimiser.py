@@ -52,6 +52,7 @@ def restore_optimiser(
     optimiser: Adam, named: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
     """What `optimiser_state` gave; the state of a new optimiser where it gave nothing."""
+    optimiser.state.clear()
     for name, parameter in named.items():
         if f"step.{name}" in state:
             optimiser.state[parameter] = {

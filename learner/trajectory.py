@@ -35,8 +35,8 @@ class TrajectoryLearner:
 
     def __init__(self, model: TrajectoryModel, normaliser: Normaliser, config: Config) -> None:
         self.model, self.config, self._normaliser = model, config, normaliser
-        device = model.positions.device
-        start = torch.tensor(math.log(config.entropy.alpha), dtype=torch.float64, device=device)
+        # One number in double precision, which not every device has: it stays here.
+        start = torch.tensor(math.log(config.entropy.alpha), dtype=torch.float64)
         self.log_alpha = start.requires_grad_()
         self._named = dict(model.named_parameters())
         self._adamw = adamw(model, config.optimiser)
@@ -72,7 +72,7 @@ class TrajectoryLearner:
         rng = counter_stream(config.seed, number, MASKS)
         groups = config.masks.groups
         found = []
-        for rows in zip(*(part.chunk(groups) for part in whole), strict=True):
+        for rows in zip(*(part.tensor_split(groups) for part in whole), strict=True):
             part = Tokens(*rows)
             mask = draw(config.masks, config.model.window, rng)
             noise = torch.randn_like(part.actions)

@@ -78,7 +78,7 @@ class MasksConfig(Section):
     )
     keep_ratios: Annotated[tuple[Part, ...], Field(min_length=1, max_length=64)] = _field(
         (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0),
-        "visible share of a modality before the cut, one drawn evenly per mask",
+        "visible share of a modality before the cut, one drawn evenly per modality and mask",
     )
     pivot: PivotConfig = PivotConfig()
 
@@ -152,7 +152,7 @@ class DatasetConfig(Section):
     train_share: Part = _field(0.95, "share of the episodes that is trained on")
     shuffle: bool = _field(False, "split at random by the seed; false: the last ones validate")
     min_length: Count = _field(8, "steps; shorter episodes are left out")
-    action_margin: Annotated[float, Field(gt=0, le=0.1)] = _field(
+    action_margin: Annotated[float, Field(ge=1e-6, le=0.1)] = _field(
         1e-5, "actions are clipped to 1 minus this in size, where atanh is finite"
     )
 

@@ -10,7 +10,7 @@ rows have in common is computed once: `shared` tokens [G, W, D] stand for all B 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import groupby
 
 import torch
@@ -222,7 +222,7 @@ class Layout:
     runs: list[tuple[int, list[int]]]  # by modality: rows among those read, in order of steps
 
 
-@cache
+@lru_cache(maxsize=4096)  # random masks are many
 def _layout(given: Places, read: Places, length: int) -> Layout:
     everywhere = [Place(k, t) for k in range(len(MODALITIES)) for t in range(length)]
     seen, wanted = set(given), set(read)

@@ -74,7 +74,8 @@ def test_an_agent_does_what_its_policy_says_to_its_history(
     policy = Policy(weights, tiny_config(planner__mode=mode))
     expected = by_windows(policy, states, seed=3, explore=explore)
     assert found.tobytes() == np.concatenate([one.actions for one in expected]).tobytes()
-    assert (found.shape, found.dtype) == ((STEPS, ACTIONS), np.float32)
+    assert found.shape == (STEPS, ACTIONS)
+    assert found.dtype == np.float32
     assert np.abs(found).max() <= 1
     assert len(np.unique(found, axis=0)) == STEPS
     last = agent.last

@@ -22,7 +22,7 @@ from m3pc.masks import (
     places,
     visible,
 )
-from m3pc.model import LinearActionHead, Prediction, TrajectoryModel
+from m3pc.model import Layer, LinearActionHead, Prediction, TrajectoryModel
 from m3pc.presets import PRESETS
 from m3pc.settings import replace
 from m3pc.tokens import Tokens
@@ -221,7 +221,8 @@ def test_reading_some_tokens_gives_what_reading_all_gives(shape: str) -> None:
         only(T, {STATES: [1, 2, 6], REWARDS: [0], RETURNS: range(4, 8)}),
         *random_masks(2, seed=1)[2:],
     ]
-    for mask in all_masks(3):
+    patterns = [visible(name, now=4, length=T) for name in ("policy", "dynamics")]
+    for mask in (EMPTY, FULL, *patterns, *random_masks(3)):
         whole = fields(model(tokens, mask))
         for read in (*wanted, mask, ~mask):
             if not read.any():
@@ -299,3 +300,40 @@ def test_a_model_without_dropout_answers_in_training_as_ever() -> None:
     quiet = model(tokens, mask)
     model.train()
     assert max(differences(model(tokens, mask), quiet).values()) == 0
+
+
+@torch.no_grad()
+def added(**numbers: float) -> Tensor:
+    """What a layer of zeros but for some parameters adds to its tokens in training, at 1/2."""
+    torch.manual_seed(0)
+    layer = Layer(4, 1, 2, 0.5).train()
+    for name in ("qkv", "out", "expand", "contract"):
+        for part in ("weight", "bias"):
+            layer.get_parameter(f"{name}.{part}").fill_(numbers.get(f"{name}_{part}", 0.0))
+    tokens = torch.zeros(2_000, 4, 4)
+    found: Tensor = layer(tokens) - tokens
+    return found.flatten()
+
+
+def test_dropout_is_on_both_residuals() -> None:
+    """Two ones are added, each of them dropped or doubled."""
+    found = added(out_bias=1.0, contract_bias=1.0)
+    assert set(found.tolist()) == {0, 2, 4}
+    assert (found == 2).float().mean().item() == pytest.approx(0.5, abs=0.02)
+    assert set(added(out_bias=1.0).tolist()) == set(added(contract_bias=1.0).tolist()) == {0, 2}
+
+
+def test_dropout_is_on_the_feed_forward_part() -> None:
+    """Of eight inner ones any number is dropped; gelu(1) = 0.8413, twice doubled."""
+    found = added(expand_bias=1.0, contract_weight=1 / 8)
+    counts = found / (4 * 0.8413447 / 8)
+    assert set(counts.round().tolist()) == set(range(9))
+    assert (counts - counts.round()).abs().max() < 1e-4
+    assert found.mean().item() == pytest.approx(0.8413, abs=0.02)
+
+
+def test_dropout_is_on_attention() -> None:
+    """Four tokens of value 4, seen alike: any number of them is dropped."""
+    found = added(qkv_bias=1.0, out_weight=1.0)
+    assert set(found.tolist()) == {0, 4, 8, 12, 16}
+    assert found.mean().item() == pytest.approx(4, abs=0.1)

@@ -16,29 +16,34 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
+from torch import Tensor
 
 from learner.iql import CriticLearner
 from learner.trajectory import TrajectoryLearner
 from m3pc import checkpoint, presets
 from m3pc.checkpoint import LATEST, METADATA, TRAINING, WEIGHTS
-from m3pc.cli import main
 from m3pc.config import Config
 from m3pc.run import pretrain, runlog
 from m3pc.run.dataset import prepare
 from m3pc.run.pretrain import resume, start
 from m3pc.types import Episode, InputError
 from replay.store import Store, write_store
+from tests.commands import assert_one_sentence, invoke
 from tests.episodes import header
 from tests.refusals import sentence
 from tests.shared_data import ROOT
 from tests.small_weights import tiny_config
+from tests.test_checkpoint import put, with_content, with_metadata
 
 MODEL, REGRESSION, CRITIC = 40, 10, 20  # updates
 TOTAL = MODEL + REGRESSION + CRITIC
+REPORTS = sorted({*range(4, TOTAL + 1, 4), *range(10, TOTAL + 1, 10)})  # with each checkpoint too
 SETTINGS: dict[str, Any] = {
     "model.width": 16,
     "model.heads": 2,
     "model.encoder_layers": 1,
+    "model.dropout": 0.1,
     "planner.candidates": 12,
     "critic.width": 16,
     "critic.batch": 8,
@@ -48,7 +53,7 @@ SETTINGS: dict[str, Any] = {
     "pretrain.warmup": 5,
     "pretrain.batch": 8,
     "pretrain.checkpoint_every": 10,
-    "pretrain.log_every": 5,
+    "pretrain.log_every": 4,
     "pretrain.measure_every": 20,
     "dataset.train_share": 0.75,
 }
@@ -217,7 +222,7 @@ def test_metrics_are_lines_of_json_in_the_order_of_updates(straight: Watched) ->
     lines = [json.loads(line) for line in text.splitlines()]
     assert [(line["update"], line["group"]) for line in lines] == [
         (update, group)
-        for update in range(5, TOTAL + 1, 5)
+        for update in REPORTS
         for group in ("model" if update <= MODEL else "critic", "held_out")
         if group != "held_out" or update in (20, 40, 60, 70)
     ]
@@ -232,7 +237,7 @@ def test_metrics_are_lines_of_json_in_the_order_of_updates(straight: Watched) ->
 def test_the_model_comes_first_then_regression_then_the_critic(straight: Watched) -> None:
     expected = {"model": MODEL, "regression": REGRESSION, "critic": CRITIC}
     assert straight.updates == [word for word, count in expected.items() for _ in range(count)]
-    assert [report["updates"] for report in straight.reports] == list(range(5, TOTAL + 1, 5))
+    assert [report["updates"] for report in straight.reports] == REPORTS
     assert {report["of"] for report in straight.reports} == {TOTAL}
 
 
@@ -331,7 +336,7 @@ def test_a_run_that_is_being_worked_on_is_left_alone(straight: Watched, tmp_path
         refusals += 1
 
     resume(run, meanwhile)
-    assert refusals == 4
+    assert refusals == 6
     assert outcome(run) == straight.outcome
 
 
@@ -473,25 +478,98 @@ def test_a_kill_anywhere_around_a_checkpoint_ends_the_same(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", sync)
         resume(run, silent)
-    assert 11 <= len(taken) <= 12  # and that of the metrics of the next one
+    assert len(taken) == (12 if number < TOTAL else 11)  # with the metrics of the next one
     for copy in taken[1::3]:
         resume(copy, silent)
         assert outcome(copy) == straight.outcome
 
 
+# Below, the hashes are made to fit, as a program with a fault or a person could.
+
+
+def named(tensors: Mapping[str, Tensor], start_of_name: str) -> str:
+    return next(name for name in sorted(tensors) if name.startswith(start_of_name))
+
+
+def instead(name: str, tensor: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    """Another tensor in the place of the first one with such a name."""
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        key = named(tensors, name)
+        tensors[key] = tensor(tensors[key])
+
+    return change
+
+
+# Of another shape, the fused Adam reads and writes beyond the end of its memory.
+SPOILT: dict[str, Callable[[dict[str, Tensor]], object]] = {
+    "nothing": lambda tensors: tensors.clear(),
+    "no alpha": lambda tensors: tensors.pop("model.log_alpha"),
+    "alpha of two": instead("model.log_alpha", lambda x: x.repeat(2)),
+    "alpha NaN": instead("model.log_alpha", lambda x: x * math.nan),
+    "no target": lambda tensors: tensors.pop(named(tensors, "critic.target.")),
+    "one number for a target": instead("critic.target.", lambda x: torch.zeros(1)),
+    "no moment": lambda tensors: tensors.pop(named(tensors, "model.exp_avg.")),
+    "no step": lambda tensors: tensors.pop(named(tensors, "model.step.")),
+    "a long moment": instead("model.exp_avg.", lambda x: torch.zeros(64, 64)),
+    "a short moment": instead("model.exp_avg_sq.", lambda x: torch.zeros(1)),
+    "a moment in doubles": instead("critic.exp_avg.", lambda x: x.double()),
+    "a moment in integers": instead("model.exp_avg.", lambda x: x.int()),
+    "a moment NaN": instead("model.exp_avg.", lambda x: x * math.nan),
+    "an unknown tensor": lambda tensors: tensors.update(backdoor=torch.ones(1)),
+}
+
+
+def refuse_to_go_on(run: Path) -> None:
+    """Before any update, for it could do harm."""
+
+    def made(word: str, batch: object) -> None:
+        raise AssertionError("an update was made")
+
+    with pytest.MonkeyPatch.context() as patch:
+        each_update(patch, made)
+        with pytest.raises(InputError) as refused:
+            resume(run, silent)
+    assert sentence(refused)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.xfail(strict=True, reason="the state of training is not checked")
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_state_of_training_that_does_not_fit_is_refused(
+    name: str, straight: Watched, tmp_path: Path
+) -> None:
+    run = copied(straight, tmp_path, back_to=50)
+    path = run / "checkpoints" / "000000050"
+    tensors = load((path / TRAINING).read_bytes())
+    SPOILT[name](tensors)
+    with_content(path, TRAINING, save(tensors))
+    refuse_to_go_on(run)
+
+
+LIES: dict[str, tuple[str, object]] = {
+    "no data": ("data", ...),
+    "a number for data": ("data", 5),
+    "no checksum": ("checksum", ...),
+    "no updates": ("model_updates", ...),
+    "words for updates": ("model_updates", "40"),
+    "negative updates": ("critic_updates", -1),
+    "more updates than there are": ("model_updates", MODEL + 1),
+    "critic before the model is done": ("model_updates", MODEL - 1),
+}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.xfail(strict=True, reason="the counters are not checked")
+@pytest.mark.parametrize("name", LIES)
+def test_counters_that_cannot_be_are_refused(name: str, straight: Watched, tmp_path: Path) -> None:
+    run = copied(straight, tmp_path, back_to=50)
+    field, value = LIES[name]
+    with_metadata(run / "checkpoints" / "000000050", put(f"progress/{field}", value))
+    refuse_to_go_on(run)
+
+
 # The command
-
-
-def m3pc(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str | Path
-) -> tuple[int, str, str]:
-    """Exit code, output and errors of the command, in this process."""
-    monkeypatch.setattr(sys, "argv", ["m3pc", "pretrain", *map(str, arguments)])
-    monkeypatch.setenv("COLUMNS", "160")
-    with pytest.raises(SystemExit) as end:
-        main()
-    found = capsys.readouterr()
-    return int(end.value.code or 0), found.out, found.err
 
 
 def sets(**changes: object) -> list[str | Path]:
@@ -508,7 +586,7 @@ def test_the_command_says_whether_planning_can_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     order = [*sets(**FEW), "--data", data.path, "--preset", "small", "--seed", "3"]
-    code, out, _ = m3pc(capsys, monkeypatch, *order)
+    code, out, _ = invoke(capsys, monkeypatch, "pretrain", *order)
     assert code == 0
     run = tmp_path / "runs" / "walk-small-seed3"
     found = checkpoint.read(run)
@@ -529,8 +607,25 @@ def test_the_command_says_whether_planning_can_work(
         assert f"{measured['seen_mean']:.1f}  discounted return" in line
     assert "can planning work?" in out
     assert f"run: runs/walk-small-seed3  weights: {found.weights.digest[:16]}" in out
+    assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     # A finished run says it again.
-    assert m3pc(capsys, monkeypatch, "--resume", "runs/walk-small-seed3")[:2] == (0, out)
+    again = invoke(capsys, monkeypatch, "pretrain", "--resume", "runs/walk-small-seed3")
+    assert (again.code, again.out) == (0, out)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.xfail(strict=True, reason="the picture has no values for its held-out lines")
+def test_the_command_says_so_where_nothing_was_held_out(
+    data: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order = [*sets(dataset__train_share=1.0, **FEW), "--data", data.path, "--preset", "small"]
+    done = invoke(capsys, monkeypatch, "pretrain", *order, "--out", tmp_path / "run")
+    assert done.code == 0, done.errors
+    assert "no episode was held out" in done.out
+    assert (tmp_path / "run" / "curve.png").is_file()
 
 
 BAD: dict[str, tuple[list[str], str]] = {
@@ -568,11 +663,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
     Path("there/file").touch()
     arguments, words = BAD[name]
     arguments = [str(data.path) if argument == "DATA" else argument for argument in arguments]
-    code, out, errors = m3pc(capsys, monkeypatch, *arguments)
-    assert (code, out) == (2, "")
-    assert words in errors
-    assert "Traceback" not in errors
-    assert len(errors.strip().splitlines()) == 1
+    assert_one_sentence(invoke(capsys, monkeypatch, "pretrain", *arguments), words)
     assert sorted(map(str, tmp_path.rglob("*"))) == [f"{tmp_path}/there", f"{tmp_path}/there/file"]
 
 
@@ -580,7 +671,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
 
 LONGER: dict[str, Any] = {
     "pretrain__updates": 60,
-    "pretrain__log_every": 2,
+    "pretrain__log_every": 3,
     "critic__regression_updates": 20,
     "critic__updates": 40,
 }

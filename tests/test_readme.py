@@ -15,7 +15,7 @@ COMMANDS = sorted(set(re.findall(r"^m3pc [^#\n]+|(?<=`)m3pc [^`\n]+(?=`)", READM
 @pytest.mark.parametrize("line", COMMANDS)
 def test_each_command_and_its_options_exist(line: str) -> None:
     words = line.split()[1:]
-    names = [word for word in words[:2] if re.fullmatch(r"[a-z]+", word)]
+    names = [word for word in words[:2] if re.fullmatch(r"[a-z]+(-[a-z]+)*", word)]
     options = [word for word in words if word.startswith("--")]
     shown = CliRunner().invoke(app, [*names, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0, shown.output
