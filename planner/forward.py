@@ -22,7 +22,7 @@ Guide = Literal["m", "q", "q0"]
 Quality = Callable[[Tensor, Tensor], Tensor]  # raw states [B, S], actions [B, A] -> [B]
 
 # Rows of a chunk times the width: what a chunk computes stays in the caches.
-CHUNK = 100_000
+CHUNK = 64_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,8 @@ class Policy:
             found = getattr(window, name).shape
             if found != shape:
                 raise InputError(f"a window's {name} are {list(found)}, expected {list(shape)}")
+        if not (np.isfinite(window.states).all() and np.isfinite(window.actions).all()):
+            raise InputError("a window holds NaN or Inf; give finite states and actions")
         if not ((window.now >= 0) & (window.now < length)).all():
             raise InputError(f"a window's current step must be in 0 .. {length - 1}")
 

@@ -237,6 +237,13 @@ def test_a_window_of_another_shape_is_refused() -> None:
         policy.decide(window)
 
 
+def test_a_window_that_is_not_finite_is_refused() -> None:
+    window = windows([4])
+    window.states[0, 2, 1] = np.nan
+    with pytest.raises(InputError, match="NaN"):
+        Policy(tiny_weights(tiny_config())).decide(window)
+
+
 def test_settings_of_the_model_cannot_change_after_training() -> None:
     weights = tiny_weights(tiny_config())
     with pytest.raises(InputError, match="belong to the weights"):
