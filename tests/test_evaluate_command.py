@@ -210,6 +210,17 @@ def test_waypoints_that_are_no_table_are_refused(name: str, run: Run) -> None:
     assert sorted(os.listdir()) == before
 
 
+def test_a_pickle_in_a_table_is_not_run(run: Run) -> None:
+    proof = Path("it was run").absolute()
+    np.save("table.npy", np.array([[None, 1]], object), allow_pickle=True)
+    header = Path("table.npy").read_bytes().partition(b"\n")[0] + b"\n"
+    bomb = f"cos\nsystem\n(S'touch \"{proof}\"'\ntR."
+    Path("table.npy").write_bytes(header + bomb.encode())
+    done = run("../toy", "--planner=goal", "--waypoints=table.npy", "--episodes=1")
+    assert_one_sentence(done, "table.npy is not a .npy of numbers")
+    assert not proof.exists()
+
+
 # Refusals
 
 BAD: dict[str, tuple[list[str], str]] = {

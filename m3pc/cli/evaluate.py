@@ -1,6 +1,7 @@
 """`m3pc evaluate`: play a checkpoint's planners and say how well they did."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,25 +71,27 @@ def evaluate(
 
 
 def _show(played: "list[Played]") -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     first = played[0].evaluation
     title = f"{first.env_id}, {len(first.returns)} episodes, seed {first.seed}, {first.engine}"
-    table = Table(title=title, title_justify="left")
-    for name in ("planner", "return", "score", "length", "asked for", "effective", "decisions/s"):
-        table.add_column(name, justify="left" if name == "planner" else "right")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for name in ("planner", "return", "score", "steps", "asked", "ratio", "plans", "per s"):
+        table.add_column(name, justify="left" if name == "planner" else "right", no_wrap=True)
     for one in played:
         found = one.evaluation
         score = "" if found.score is None else f"{found.score:.1f} ± {found.score_error:.1f}"
-        planned = found.effective == found.effective
+        effective, asked = found.effective.mean(), found.first_conditions.mean()
         table.add_row(
             one.mode,
-            f"{found.mean:.1f} ± {found.standard_error:.1f}",
+            f"{found.mean:.0f} ± {found.standard_error:.0f}",
             score,
             f"{found.lengths.mean():.0f}",
-            f"{found.first_conditions.mean():.3g} ({one.ratio:g} of best)",
-            f"{found.effective.mean():.1f}" if planned.all() else "",
+            "" if math.isnan(asked) else f"{asked:.3g}",
+            "" if math.isnan(asked) else f"{one.ratio:g}",
+            "" if math.isnan(effective) else f"{effective:.1f}",
             f"{found.decisions_per_second:.0f}",
         )
     Console(highlight=False).print(table)

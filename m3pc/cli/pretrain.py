@@ -55,32 +55,28 @@ def pretrain(
 
 
 def _show(done: "Pretrained") -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     console = Console(highlight=False)
     found = done.measures
     if found:
-        table = Table(
-            "on held-out episodes", "found", "to compare with", title="can planning work?"
-        )
+        table = Table("on held-out episodes", "found", "beside it", box=SIMPLE_HEAD)
+        mean = "about 1: answering the mean"
         rows = (
-            ("state after 1 step", "state_1", found["copy_1"], "copy the last state"),
-            ("state after h steps", "state_h", found["copy_h"], "copy the last state"),
-            ("reward", "reward", 1.0, "answer the mean, about"),
-            ("return", "return", 1.0, "answer the mean, about"),
-            ("action", "action", None, ""),
+            ("error of the next state", "state_1", f"{found['copy_1']:.4f}: copying the present"),
+            ("error of the last state", "state_h", f"{found['copy_h']:.4f}: copying the present"),
+            ("error of rewards", "reward", mean),
+            ("error of returns", "return", mean),
+            ("error of actions", "action", ""),
         )
-        for label, name, other, words in rows:
-            compared = "" if other is None else f"{other:.4f}  {words}"
-            table.add_row(f"{label}, squared error", f"{found[name]:.4f}", compared)
+        for label, name, beside in rows:
+            table.add_row(label, f"{found[name]:.4f}", beside)
         for name in ("v", "q"):
-            seen = f"{found['seen_mean']:.1f}  discounted return, seen"
-            table.add_row(
-                f"{name.upper()}, mean (correlation)",
-                f"{found[f'{name}_mean']:.1f} ({found[f'{name}_correlation']:.2f})",
-                seen,
-            )
+            value, together = found[f"{name}_mean"], found[f"{name}_correlation"]
+            seen = f"{found['seen_mean']:.1f}: discounted return seen"
+            table.add_row(f"{name.upper()}, mean", f"{value:.1f}", f"{seen}, r = {together:.2f}")
         console.print(table)
     else:
         console.print("no episode was held out (dataset.train_share), so nothing was measured")
