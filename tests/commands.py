@@ -1,5 +1,6 @@
 """The command in this process: a new one would take seconds to load torch."""
 
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -32,3 +33,15 @@ def assert_one_sentence(done: Done, words: str) -> None:
     assert words in done.errors
     assert "Traceback" not in done.errors
     assert len(done.errors.strip().splitlines()) == 1
+
+
+def line_with(out: str, words: str) -> str:
+    """The only line that has these words."""
+    (line,) = (line for line in out.splitlines() if words in line)
+    return line
+
+
+def shows(line: str, value: float) -> bool:
+    """Whether the value is among the numbers of a line, rounded as they are."""
+    found = re.findall(r"-?\d+\.?\d*", line)
+    return any(f"{value:.{len(text.partition('.')[2])}f}" == text for text in found)
