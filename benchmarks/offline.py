@@ -88,8 +88,7 @@ def _finish(jobs: Iterable[Job], out: Path, workers: int) -> None:
 
 
 def _played(job: Job) -> Result:
-    from m3pc.run.evaluate import Order
-    from m3pc.run.evaluate import play as run
+    from m3pc.run.evaluate import Order, match
 
     sets = []
     if job.temperature is not None:
@@ -102,7 +101,7 @@ def _played(job: Job) -> Result:
         ratio=job.ratio,
         sets=tuple(sets),
     )
-    return run(order, job.method, lambda numbers: None).as_json()
+    return match(order, job.method).play(lambda numbers: None).as_json()
 
 
 def read(path: Path) -> list[Result]:

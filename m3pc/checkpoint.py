@@ -20,6 +20,7 @@ from torch import Tensor
 
 from m3pc.config import Config
 from m3pc.files import durable_file, replace_file, sha256, staged_directory
+from m3pc.strict_yaml import plain
 from m3pc.types import InputError
 from m3pc.weights import Weights
 
@@ -84,10 +85,15 @@ def write_next(
     if path.exists():  # written before a crash that came before LATEST
         shutil.rmtree(path)
     write(path, weights, training, progress)
-    replace_file(folder / LATEST, f"{path.name}\n".encode())
+    publish(path)
     for old in _numbered(folder)[:-keep]:
         shutil.rmtree(old)
     return path
+
+
+def publish(path: Path) -> None:
+    """Make a checkpoint of a run the newest."""
+    replace_file(path.parent / LATEST, f"{path.name}\n".encode())
 
 
 def read(path: Path | str) -> Checkpoint:
@@ -95,7 +101,7 @@ def read(path: Path | str) -> Checkpoint:
     folder = locate(Path(path))
     metadata = _metadata(folder / METADATA)
     tensors = {
-        name: _tensors(folder / name, metadata["files"][name]) for name in (WEIGHTS, TRAINING)
+        name: _tensors(folder / name, metadata["files"].get(name)) for name in (WEIGHTS, TRAINING)
     }
     try:
         weights = Weights(
@@ -158,6 +164,8 @@ def _metadata(path: Path) -> dict[str, Any]:
         "files": dict,
         "config": dict,
     }
+    if path.is_symlink():
+        raise InputError(f"{path} is a link; give the folder that it leads to")
     try:
         with path.open("rb") as file:
             found: Any = json.loads(file.read(LARGEST_METADATA))
@@ -167,7 +175,8 @@ def _metadata(path: Path) -> dict[str, Any]:
     if written != FORMAT:
         raise InputError(f"{path} has format {written!r}; this version reads format {FORMAT}")
     for name, kind in kinds.items():
-        if not isinstance(found.get(name), kind) or isinstance(found.get(name), bool):
+        given = found.get(name, ...)
+        if not isinstance(given, kind) or isinstance(given, bool):
             raise InputError(f"{path}: {name} is {found.get(name)!r}, expected {kind}")
     if not (0 < found["state_size"] <= 1 << 20 and 0 < found["action_size"] <= 1 << 20):
         raise InputError(f"{path}: sizes of states and actions are not sensible")
@@ -194,5 +203,5 @@ def _config(tree: dict[str, Any]) -> Config:
         return Config.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(plain(str(part)) for part in first["loc"])
         raise InputError(f"the settings in {METADATA}: {where}: {first['msg']}") from None

@@ -219,7 +219,6 @@ def test_an_episode_may_be_longer_than_the_step_limit(path: Path) -> None:
     assert asked[HORIZON:] == [1, 1, 1]
 
 
-@pytest.mark.xfail(strict=True, reason="the action is a view of what the agent remembers")
 def test_what_is_done_to_an_action_does_not_reach_the_history(path: Path) -> None:
     states = observations()
     agent, found = m3pc.load(path, sets=["planner.mode=rcbc"]), []

@@ -438,7 +438,6 @@ def test_reports_after_the_checkpoint_are_forgotten(
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="lines are taken for JSON unchecked")
 def test_metrics_that_a_power_cut_spoilt_are_mended(straight: Watched, tmp_path: Path) -> None:
     """What came after the last checkpoint was not made durable: a disk may give zeros back."""
     run = copied(straight, tmp_path, back_to=60)
@@ -451,13 +450,10 @@ def test_metrics_that_a_power_cut_spoilt_are_mended(straight: Watched, tmp_path:
     assert outcome(run) == straight.outcome
 
 
-UNPUBLISHED = "a finished run whose LATEST was not written before a kill never gets one"
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "number",
-    [60, pytest.param(70, marks=pytest.mark.xfail(strict=True, reason=UNPUBLISHED))],
+    [60, 70],
 )
 def test_a_kill_anywhere_around_a_checkpoint_ends_the_same(
     number: int, straight: Watched, tmp_path: Path
@@ -726,12 +722,17 @@ def test_a_run_that_is_killed_again_and_again_ends_the_same(
     """kill -9 while the run is made and `count` times on its way, also inside a checkpoint."""
     run, straight = tmp_path / "run", tmp_path / "straight"
     order = [*sets(**LONGER), "--data", data.path, "--preset", "small", "--out", run]
-    targets = sorted(np.random.default_rng(11).integers(1, 105, count).tolist())
+    targets = sorted(np.random.default_rng(11).integers(1, 90, count).tolist())
     process = spawn(tmp_path, *order)
     try:
-        wait(process, (tmp_path / ".run.partial").exists)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL
+        for _ in range(3):
+            wait(process, (tmp_path / ".run.partial").exists)
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
+            if not run.exists():
+                break
+            shutil.rmtree(run)  # it was named before the signal came
+            process = spawn(tmp_path, *order)
         assert not run.exists()
         assert (tmp_path / ".run.partial").exists()
         process, kills = spawn(tmp_path, *order), 0

@@ -41,7 +41,7 @@ def evaluate(
 ) -> None:
     """Play episodes that depend on the seed alone; print return, score, speed; keep JSON."""
     from m3pc.cli.progress import progress
-    from m3pc.run.evaluate import Order, film, modes, play
+    from m3pc.run.evaluate import Order, match, modes
 
     names = modes(planner or ["m"])
     order = Order(
@@ -55,18 +55,19 @@ def evaluate(
         spacing=spacing,
     )
     played = []
-    for name in names:
-        with progress(f"playing {name}", "episodes") as report:
-            played.append(play(order, name, report))
+    matches = [match(order, name) for name in names]
+    for one in matches:
+        with progress(f"playing {one.mode}", "episodes") as report:
+            played.append(one.play(report))
     _show(played)
     stem = f"{'-'.join(names)}-seed{seed}"
     file = out or checkpoint / "evaluations" / f"{stem}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps([one.as_json() for one in played], indent=1) + "\n")
     typer.echo(f"JSON: {file}")
-    for name in names if video else []:
-        path = file.with_name(f"{name}-seed{seed}.mp4")
-        film(order, name, path)
+    for one in matches if video else []:
+        path = file.with_name(f"{one.mode}-seed{seed}.mp4")
+        one.film(path)
         typer.echo(f"video: {path}")
 
 

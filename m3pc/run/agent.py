@@ -54,7 +54,7 @@ class Agent:
         else:
             self._histories.record(0, self.last.actions[0], state)
         self.last = self.policy.decide(self._histories.window([0]), explore=explore)
-        action: Floats = self.last.actions[0]
+        action: Floats = self.last.actions[0].copy()  # the history keeps its own
         return action
 
 

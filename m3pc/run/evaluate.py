@@ -14,6 +14,7 @@ from m3pc.run.agent import policy
 from m3pc.types import Floats, InputError
 from m3pc.weights import Weights
 from m3pc.windows import subgoals
+from planner.policy import Policy
 
 Report = Callable[[Mapping[str, Any]], None]
 SLOTS = 32  # environments that ask together
@@ -46,43 +47,60 @@ class Played:
         return about | {"weights": self.digest} | self.evaluation.as_json()
 
 
-def play(order: Order, mode: str, report: Report) -> Played:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """An order that can be played with one planner: everything is there and fits."""
+
+    order: Order
+    mode: str
+    env_id: str
+    policy: Policy
+    waypoints: Floats | None  # [H, S]
+
+    def play(self, report: Report) -> Played:
+        found = evaluate(
+            self.env_id,
+            self.policy,
+            episodes=self.order.episodes,
+            seed=self.order.seed,
+            slots=SLOTS,
+            window=self.policy.config.model.window,
+            horizon=self.policy.config.planner.horizon,
+            waypoints=self.waypoints,
+            on_progress=report,
+        )
+        return Played(
+            mode=self.mode,
+            ratio=self.policy.config.conditioning.evaluation_ratio,
+            version=self.policy.weights.version,
+            digest=self.policy.weights.digest,
+            evaluation=found,
+        )
+
+    def film(self, path: Path) -> None:
+        """The first episode, as an MP4."""
+        record_video(
+            self.env_id,
+            self.policy,
+            path,
+            seed=self.order.seed,
+            window=self.policy.config.model.window,
+            horizon=self.policy.config.planner.horizon,
+            waypoints=self.waypoints,
+        )
+
+
+def match(order: Order, mode: str) -> Match:
+    """Read the checkpoint and check the settings, before anything is played."""
     weights, env_id = _weights(order)
     settings = [*order.sets, f"planner.mode={mode}"]
     if order.ratio is not None:
         settings.append(f"conditioning.evaluation_ratio={order.ratio}")
-    asked = policy(weights, settings)
-    found = evaluate(
-        env_id,
-        asked,
-        episodes=order.episodes,
-        seed=order.seed,
-        slots=SLOTS,
-        window=asked.config.model.window,
-        horizon=asked.config.planner.horizon,
-        waypoints=_waypoints(order, mode, weights),
-        on_progress=report,
-    )
-    return Played(
+    return Match(
+        order=order,
         mode=mode,
-        ratio=asked.config.conditioning.evaluation_ratio,
-        version=weights.version,
-        digest=weights.digest,
-        evaluation=found,
-    )
-
-
-def film(order: Order, mode: str, path: Path) -> None:
-    """The first episode, as an MP4."""
-    weights, env_id = _weights(order)
-    asked = policy(weights, [*order.sets, f"planner.mode={mode}"])
-    record_video(
-        env_id,
-        asked,
-        path,
-        seed=order.seed,
-        window=asked.config.model.window,
-        horizon=asked.config.planner.horizon,
+        env_id=env_id,
+        policy=policy(weights, settings),
         waypoints=_waypoints(order, mode, weights),
     )
 
@@ -101,8 +119,8 @@ def _waypoints(order: Order, mode: str, weights: Weights) -> Floats | None:
     if order.waypoints is None:
         raise InputError(f"planner {mode} needs states to reach; give --waypoints FILE.npy")
     try:
-        table = np.load(order.waypoints, allow_pickle=False).astype(np.float32)
-    except (OSError, ValueError) as error:
+        table = np.lib.format.open_memmap(order.waypoints, mode="r").astype(np.float32)
+    except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{order.waypoints} is not a .npy of numbers: {error}") from None
     if table.ndim != 2 or table.shape[1] != weights.state_size or not np.isfinite(table).all():
         raise InputError(

@@ -78,6 +78,7 @@ def resume(run: Path, report: Report, *, data: Store | None = None) -> Pretraine
             )
         work = _Work(prepare(store, config), config)
         work.restore(last)
+        checkpoint.publish(last.path)  # a kill may have come between a checkpoint and its name
         with RunLog(run, update=work.done) as log:
             return work.finish(run, log, report)
 

@@ -61,7 +61,15 @@ def _forget(path: Path, *, after: int) -> None:
     with path.open("rb+") as file:
         end = 0
         for line in file:
-            if not line.endswith(b"\n") or json.loads(line)["update"] > after:
+            if not line.endswith(b"\n") or _update(line) > after:
                 break
             end += len(line)
         file.truncate(end)
+
+
+def _update(line: bytes) -> float:
+    """Of a line; of one that a power cut spoilt, later than any."""
+    try:
+        return int(json.loads(line)["update"])
+    except (ValueError, TypeError, KeyError):
+        return math.inf
