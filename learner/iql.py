@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.optimiser import optimiser_state, restore_optimiser
+from learner.optimiser import fitting, optimiser_state, restore_optimiser
 from m3pc.config import CriticConfig
 from m3pc.critic import Critic, Stack
 from m3pc.types import TransitionBatch
@@ -63,7 +63,7 @@ class CriticLearner:
     def restore(self, state: Mapping[str, Tensor]) -> None:
         names = [name for name, _ in self.critic.q.named_parameters()]
         for name, target in zip(names, self.targets, strict=True):
-            target.copy_(state[f"target.{name}"])
+            target.copy_(fitting(state, f"target.{name}", target))
         restore_optimiser(self._adam, self._named, state)
 
     def target_twins(self, states: Tensor, actions: Tensor) -> Tensor:

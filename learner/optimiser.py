@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
 from m3pc.config import OptimiserConfig, PretrainConfig
+from m3pc.types import InputError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -53,11 +54,28 @@ def restore_optimiser(
 ) -> None:
     """What `optimiser_state` gave; the state of a new optimiser where it gave nothing."""
     optimiser.state.clear()
+    keys = [f"{moment}.{name}" for name in named for moment in MOMENTS]
+    if not any(key in state for key in keys):
+        return
     for name, parameter in named.items():
-        if f"step.{name}" in state:
-            optimiser.state[parameter] = {
-                moment: state[f"{moment}.{name}"].clone() for moment in MOMENTS
-            }
+        shapes = {"exp_avg": parameter, "exp_avg_sq": parameter, "step": torch.zeros(())}
+        optimiser.state[parameter] = {
+            moment: fitting(state, f"{moment}.{name}", like).clone()
+            for moment, like in shapes.items()
+        }
+
+
+def fitting(state: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """A tensor of a saved state, which must be there, of the right kind, and finite."""
+    found = state.get(name)
+    if found is None:
+        raise InputError(f"the state of training lacks {name}; use another checkpoint")
+    if (found.shape, found.dtype) != (like.shape, like.dtype) or not found.isfinite().all():
+        raise InputError(
+            f"the state of training has {name} of {found.dtype} {list(found.shape)}, expected "
+            f"finite {like.dtype} {list(like.shape)}; use another checkpoint"
+        )
+    return found
 
 
 def clip(parameters: list[Tensor], largest: float) -> float:

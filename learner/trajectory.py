@@ -12,6 +12,7 @@ from learner.losses import Losses, trajectory_losses
 from learner.optimiser import (
     adamw,
     clip,
+    fitting,
     learning_rate,
     optimiser_state,
     restore_optimiser,
@@ -105,7 +106,7 @@ class TrajectoryLearner:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
-            self.log_alpha.copy_(state["log_alpha"])
+            self.log_alpha.copy_(fitting(state, "log_alpha", self.log_alpha))
         restore_optimiser(self._adamw, self._named, state)
         restore_optimiser(self._alpha_adam, {"log_alpha": self.log_alpha}, state)
 

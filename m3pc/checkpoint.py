@@ -6,6 +6,7 @@ CHECKPOINTS/000008000/weights.safetensors   all that a plan needs
 CHECKPOINTS/000008000/training.safetensors  all that training needs beside them
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -67,6 +68,7 @@ def write(
             "files": files,
             "config": weights.config.model_dump(mode="json"),
         }
+        metadata["check"] = check(metadata)
         with durable_file(stage / METADATA) as file:
             file.write(json.dumps(metadata, indent=1).encode())
 
@@ -174,6 +176,8 @@ def _metadata(path: Path) -> dict[str, Any]:
     written = found.get("format") if isinstance(found, dict) else None
     if written != FORMAT:
         raise InputError(f"{path} has format {written!r}; this version reads format {FORMAT}")
+    if found.get("check") != check(found):
+        raise InputError(f"{path} was changed: its own checksum differs; use another checkpoint")
     for name, kind in kinds.items():
         given = found.get(name, ...)
         if not isinstance(given, kind) or isinstance(given, bool):
@@ -184,6 +188,12 @@ def _metadata(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: step limit or version is not sensible")
     checked: dict[str, Any] = found
     return checked
+
+
+def check(metadata: Mapping[str, Any]) -> str:
+    """SHA-256 of all fields but the one that holds it, however they are written."""
+    fields = {name: value for name, value in metadata.items() if name != "check"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _tensors(path: Path, entry: object) -> dict[str, Tensor]:

@@ -530,7 +530,6 @@ def refuse_to_go_on(run: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.xfail(strict=True, reason="the state of training is not checked")
 @pytest.mark.parametrize("name", SPOILT)
 def test_a_state_of_training_that_does_not_fit_is_refused(
     name: str, straight: Watched, tmp_path: Path
@@ -556,7 +555,6 @@ LIES: dict[str, tuple[str, object]] = {
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.xfail(strict=True, reason="the counters are not checked")
 @pytest.mark.parametrize("name", LIES)
 def test_counters_that_cannot_be_are_refused(name: str, straight: Watched, tmp_path: Path) -> None:
     run = copied(straight, tmp_path, back_to=50)
@@ -608,7 +606,6 @@ def test_the_command_says_what_was_measured(
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.xfail(strict=True, reason="the picture has no values for its held-out lines")
 def test_the_command_says_so_where_nothing_was_held_out(
     data: Store,
     tmp_path: Path,

@@ -70,11 +70,14 @@ def resume(run: Path, report: Report, *, data: Store | None = None) -> Pretraine
         last = checkpoint.newest(run / "checkpoints")
         config = last.weights.config
         prepare_compute(config.compute)
-        store = data or Store(last.progress["data"])
-        if store.checksum != last.progress["checksum"]:
+        source, checksum = (last.progress.get(name) for name in ("data", "checksum"))
+        if not isinstance(source, str) or not isinstance(checksum, str):
+            raise InputError(f"{last.path} does not say which data it learned from; use another")
+        store = data or Store(source)
+        if store.checksum != checksum:
             raise InputError(
                 f"{store.path} has checksum {store.checksum[:16]}, {run} was started on "
-                f"{last.progress['checksum'][:16]}; give the same data"
+                f"{checksum[:16]}; give the same data"
             )
         work = _Work(prepare(store, config), config)
         work.restore(last)
@@ -92,8 +95,9 @@ def draw_curve(run: Path) -> Path:
     }
     measured = [row for row in held_out if row["update"] <= max(lines["states"][0], default=0)]
     for label, name in (("next state", "state_1"), ("copy the last state", "copy_1")):
-        values = [row[name] for row in measured if name in row]
-        lines[f"held-out: {label}"] = ([int(row["update"]) for row in measured], values)
+        if measured and name in measured[0]:
+            updates = [row["update"] for row in measured]
+            lines[f"held-out: {label}"] = (updates, [row[name] for row in measured])
     path = run / "curve.png"
     loss_curves(path, lines, title=f"{run.name}: squared errors, normalised")
     return path
@@ -219,23 +223,45 @@ class _Work:
             "data": data,
             "checksum": self.dataset.store.checksum,
         }
-        training = {f"model.{name}": x for name, x in self.model.state().items()} | {
-            f"critic.{name}": x for name, x in self.critic.state().items()
-        }
         folder.mkdir(exist_ok=True)
         keep = self.config.pretrain.keep
         checkpoint.write_next(
-            folder, self.weights(), training, progress, number=self.done, keep=keep
+            folder, self.weights(), self._training(), progress, number=self.done, keep=keep
         )
 
     def restore(self, last: Checkpoint) -> None:
-        self.model_updates = last.progress["model_updates"]
-        self.critic_updates = last.progress["critic_updates"]
+        self.model_updates, self.critic_updates = self._counters(last.progress)
         state = last.weights.tensors
         self.model.model.load_state_dict(_part(state, "model."))
         self.critic.critic.load_state_dict(_part(state, "critic."))
         self.model.restore(_part(last.training, "model."))
         self.critic.restore(_part(last.training, "critic."))
+        known = set(self._training())
+        if set(last.training) != known:
+            other = sorted(set(last.training) ^ known)[:3]
+            raise InputError(f"{last.path}: the state of training differs in {other}; use another")
+
+    def _counters(self, progress: Mapping[str, Any]) -> tuple[int, int]:
+        """Updates done, of the model and of the critic, which comes after it."""
+        critic = self.config.critic
+        limits = {
+            "model_updates": self.config.pretrain.updates,
+            "critic_updates": critic.regression_updates + critic.updates,
+        }
+        done = []
+        for name, limit in limits.items():
+            count = progress.get(name)
+            if type(count) is not int or not 0 <= count <= limit:
+                raise InputError(f"the checkpoint's {name} is {count!r}, expected 0 to {limit}")
+            done.append(count)
+        if done[1] and done[0] < limits["model_updates"]:
+            raise InputError(f"the checkpoint has {done[1]} updates of the critic before its time")
+        return done[0], done[1]
+
+    def _training(self) -> dict[str, Tensor]:
+        return {f"model.{name}": x for name, x in self.model.state().items()} | {
+            f"critic.{name}": x for name, x in self.critic.state().items()
+        }
 
     def _pieces(self, chosen: Any, batch: int) -> Sampler:
         return Sampler(
