@@ -59,14 +59,14 @@ class Weights:
     def model(self, device: str = "cpu") -> TrajectoryModel:
         """The trajectory model, ready to predict."""
         model = TrajectoryModel(self.config.model, self.state_size, self.action_size)
-        return _filled(model, self._part("model."), device)
+        return _filled(model, part(self.tensors, "model."), device)
 
     def critic(self, device: str = "cpu") -> Critic:
         critic = Critic(self.config.critic, self.state_size, self.action_size)
-        return _filled(critic, self._part("critic."), device)
+        return _filled(critic, part(self.tensors, "critic."), device)
 
     def normaliser(self, device: str = "cpu") -> Normaliser:
-        arrays = {name: x.numpy() for name, x in self._part("normaliser.").items()}
+        arrays = {name: x.numpy() for name, x in part(self.tensors, "normaliser.").items()}
         return Normaliser.from_arrays(arrays, device)
 
     @property
@@ -78,13 +78,6 @@ class Weights:
     def return_range(self) -> Floats:
         return np.asarray(self.tensors["return_range"])
 
-    def _part(self, prefix: str) -> dict[str, Tensor]:
-        return {
-            name.removeprefix(prefix): tensor
-            for name, tensor in self.tensors.items()
-            if name.startswith(prefix)
-        }
-
     def _shapes(self) -> dict[str, torch.Size]:
         with torch.device("meta"):
             parts: dict[str, nn.Module] = {
@@ -92,14 +85,19 @@ class Weights:
                 "critic": Critic(self.config.critic, self.state_size, self.action_size),
             }
         shapes = {
-            f"{part}.{name}": tensor.shape
-            for part, module in parts.items()
+            f"{owner}.{name}": tensor.shape
+            for owner, module in parts.items()
             for name, tensor in module.state_dict().items()
         }
         sizes = {"states": self.state_size}
         scales = {f"normaliser.{n}": torch.Size([sizes.get(n.split(".")[0], 1)]) for n in SCALES}
         rest = {"envelope": torch.Size([self.horizon]), "return_range": torch.Size([2])}
         return shapes | scales | rest
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under a prefix, without it."""
+    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
 def gather(

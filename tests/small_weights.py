@@ -1,14 +1,17 @@
 """Weights of a small random model, for tests: nothing learned, everything in place."""
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from m3pc.config import Config
 from m3pc.critic import Critic
 from m3pc.model import TrajectoryModel
 from m3pc.presets import PRESETS
 from m3pc.settings import replace
-from m3pc.types import Window
+from m3pc.types import SegmentBatch, Window
 from m3pc.weights import Weights, gather
 
 STATES, ACTIONS, HORIZON = 5, 2, 40
@@ -87,3 +90,19 @@ def windows(now: list[int], *, seed: int = 0, length: int = 8) -> Window:
 def rows(window: Window, index: list[int]) -> Window:
     """Some of the environments of a window."""
     return Window(**{name: getattr(window, name)[index] for name in window.__slots__})
+
+
+def segments(rows: int = 8, *, seed: int = 0, length: int = 8) -> SegmentBatch[NDArray[Any]]:
+    """Random pieces, as a sampler gives them."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int) -> NDArray[Any]:
+        return rng.standard_normal((rows, length, *shape)).astype(np.float32)
+
+    return SegmentBatch(
+        states=normal(STATES),
+        actions=np.tanh(normal(ACTIONS)),
+        rewards=normal(),
+        returns=normal(),
+        steps=np.zeros(rows, np.int64),
+    )

@@ -17,7 +17,7 @@ from m3pc.model import LinearActionHead, TrajectoryModel
 from m3pc.tokens import Normaliser
 from m3pc.types import SegmentBatch, TransitionBatch
 from m3pc.weights import Weights
-from tests.small_weights import ACTIONS, STATES, tiny_config, tiny_weights
+from tests.small_weights import ACTIONS, STATES, segments, tiny_config, tiny_weights
 
 T = 8
 PLAIN = Normaliser.from_arrays(
@@ -27,21 +27,6 @@ PLAIN = Normaliser.from_arrays(
         for part in ("mean", "std")
     }
 )
-
-
-def segments(rows: int = 3, *, seed: int = 0) -> SegmentBatch[NDArray[Any]]:
-    rng = np.random.default_rng(seed)
-
-    def normal(*shape: int) -> NDArray[Any]:
-        return rng.standard_normal((rows, T, *shape)).astype(np.float32)
-
-    return SegmentBatch(
-        states=normal(STATES),
-        actions=np.tanh(normal(ACTIONS)),
-        rewards=normal(),
-        returns=normal(),
-        steps=np.zeros(rows, np.int64),
-    )
 
 
 def counting() -> SegmentBatch[NDArray[Any]]:
@@ -146,7 +131,7 @@ def asked(
 def test_the_model_is_asked_what_planning_asks_it(horizon: int) -> None:
     """Dynamics for states, rewards and returns, policy for the action, now at its place."""
     config = tiny_config(planner__horizon=horizon)
-    weights, batch, now = tiny_weights(config), segments(), T - horizon
+    weights, batch, now = tiny_weights(config), segments(3), T - horizon
     found = measure_model(weights.model(), weights.normaliser(), config, [batch])
     ahead, truth = asked(weights, batch, "dynamics", now)
     policy, _ = asked(weights, batch, "policy", now)
@@ -176,10 +161,12 @@ def test_batches_are_averaged_and_dropout_is_off() -> None:
     config = tiny_config(model__dropout=0.5)
     weights = tiny_weights(config)
     model, normaliser = weights.model(), weights.normaliser()
-    parts = [measure_model(model, normaliser, config, [segments(seed=seed)]) for seed in range(3)]
+    parts = [
+        measure_model(model, normaliser, config, [segments(3, seed=seed)]) for seed in range(3)
+    ]
     model.train()
     found = measure_model(
-        model, normaliser, config, iter([segments(seed=seed) for seed in range(3)])
+        model, normaliser, config, iter([segments(3, seed=seed) for seed in range(3)])
     )
     expected = {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
     assert found == pytest.approx(expected, rel=1e-5)
@@ -189,7 +176,7 @@ def test_measuring_leaves_the_weights_alone() -> None:
     config = tiny_config()
     weights = tiny_weights(config)
     model = weights.model()
-    measure_model(model, weights.normaliser(), config, [segments()])
+    measure_model(model, weights.normaliser(), config, [segments(3)])
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, weights.tensors[f"model.{name}"])
         assert parameter.grad is None

@@ -18,26 +18,11 @@ from m3pc.model import TrajectoryModel
 from m3pc.streams import MASKS, counter_stream
 from m3pc.tokens import Tokens
 from m3pc.types import SegmentBatch
-from tests.small_weights import ACTIONS, STATES, tiny_config, tiny_weights
+from tests.small_weights import ACTIONS, STATES, segments, tiny_config, tiny_weights
 
 Batch = SegmentBatch[NDArray[Any]]
 T = 8
 ONLY_DYNAMICS = {"masks__mixture__random": 0.0, "masks__mixture__policy": 0.0}  # all actions seen
-
-
-def segments(rows: int = 8, *, seed: int = 0) -> Batch:
-    rng = np.random.default_rng(seed)
-
-    def normal(*shape: int) -> NDArray[Any]:
-        return rng.standard_normal((rows, T, *shape)).astype(np.float32)
-
-    return SegmentBatch(
-        states=normal(STATES),
-        actions=np.tanh(normal(ACTIONS)),
-        rewards=normal(),
-        returns=normal(),
-        steps=np.zeros(rows, np.int64),
-    )
 
 
 def configured(preset: str = "small", **changes: object) -> Config:

@@ -13,6 +13,7 @@ from m3pc.config import Config, NormaliserConfig
 from m3pc.returns import ReturnRule, returns_to_go
 from m3pc.types import Floats, InputError
 from replay.sampler import Chosen
+from replay.statistics import Moments, moments
 from replay.store import Segment, Store
 
 
@@ -31,39 +32,37 @@ class Dataset:
 def prepare(store: Store, config: Config) -> Dataset:
     train, held_out = split(store, config)
     rule = return_rule(config, store.header.horizon)
-    parts = [(_rows(s, chosen), s) for s, chosen in _by_segment(store, train)]
+    chosen_rows = [(_rows(s, chosen), s) for s, chosen in _by_segment(store, train)]
     returns = [returns_to_go(s.rewards, s.lengths, rule) for s in store.segments]
     columns = {
-        "states": [s.states[rows] for rows, s in parts],
-        "rewards": [s.rewards[rows][:, None] for rows, s in parts],
-        "returns": [g[rows][:, None] for g, (rows, _) in zip(returns, parts, strict=True)],
+        "states": [s.states[rows] for rows, s in chosen_rows],
+        "rewards": [s.rewards[rows][:, None] for rows, s in chosen_rows],
+        "returns": [g[rows][:, None] for g, (rows, _) in zip(returns, chosen_rows, strict=True)],
     }
-    cells = int(train.sum()) * store.header.horizon if config.normaliser.padded else None
-    arrays: dict[str, Floats] = {}
-    for name, column in columns.items():
-        mean, std = _moments(column, cells)
-        arrays[f"{name}.mean"] = mean.astype(np.float32)
-        arrays[f"{name}.std"] = _floored(std, config.normaliser).astype(np.float32)
-    mean, std = _moments(columns["states"], None)
-    seen = np.concatenate(columns["returns"])
-    padding = [0.0] if cells is not None and cells > len(seen) else []
+    unpadded = {name: moments([x for x in parts if len(x)]) for name, parts in columns.items()}
+    count = int(store.lengths[train].sum())
+    cells = int(train.sum()) * store.header.horizon if config.normaliser.padded else count
+    used = {name: _with_padding(found, count, cells) for name, found in unpadded.items()}
+    spread = unpadded["states"].std
     return Dataset(
         store=store,
         train=train,
         held_out=held_out,
         rule=rule,
-        arrays=arrays,
+        arrays={
+            f"{name}.{part}": values.astype(np.float32)
+            for name, found in used.items()
+            for part, values in (
+                ("mean", found.mean),
+                ("std", _floored(found.std, config.normaliser)),
+            )
+        },
         critic_arrays={
-            "state_mean": mean.astype(np.float32),
-            "state_std": np.where(std > 0, std, 1.0).astype(np.float32),
+            "state_mean": unpadded["states"].mean.astype(np.float32),
+            "state_std": np.where(spread > 0, spread, 1.0).astype(np.float32),
         },
         envelope=_envelope(store, returns, train, config.replay.episodes),
-        return_range=np.asarray(
-            [min(seen.min(), *padding), max(seen.max(), *padding)]
-            if padding
-            else [seen.min(), seen.max()],
-            np.float32,
-        ),
+        return_range=np.concatenate([used["returns"].low, used["returns"].high]).astype("f4"),
     )
 
 
@@ -103,15 +102,18 @@ def _rows(segment: Segment, chosen: Chosen) -> NDArray[np.bool_]:
     return np.repeat(chosen, segment.lengths)
 
 
-def _moments(
-    parts: list[Floats], cells: int | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and spread over all rows, or over `cells` of them of which the missing ones are 0."""
-    rows = np.concatenate(parts).astype(np.float64)
-    count = cells or len(rows)
-    mean = rows.sum(axis=0) / count
-    square = ((rows - mean) ** 2).sum(axis=0) + (count - len(rows)) * mean**2
-    return mean, np.sqrt(square / count)
+def _with_padding(found: Moments, count: int, cells: int) -> Moments:
+    """The same over `cells` rows, of which those beyond `count` are 0."""
+    if cells == count:
+        return found
+    mean = found.mean * count / cells
+    square = (found.std**2 + found.mean**2) * count / cells
+    return Moments(
+        mean=mean,
+        std=np.sqrt(np.maximum(square - mean**2, 0)),
+        low=np.minimum(found.low, 0),
+        high=np.maximum(found.high, 0),
+    )
 
 
 def _floored(std: NDArray[np.float64], config: NormaliserConfig) -> NDArray[np.float64]:

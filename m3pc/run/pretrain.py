@@ -37,7 +37,7 @@ from m3pc.run.dataset import Dataset, prepare
 from m3pc.run.runlog import RunLog, read
 from m3pc.tokens import Normaliser
 from m3pc.types import InputError
-from m3pc.weights import Weights, gather
+from m3pc.weights import Weights, gather, part
 from replay.sampler import Sampler
 from replay.store import Store
 from replay.transitions import TransitionSampler
@@ -103,6 +103,23 @@ def draw_curve(run: Path) -> Path:
     return path
 
 
+class _Means:
+    """Means of numbers since the last report; a NaN says that there was none of its kind."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = defaultdict(list)
+
+    def add(self, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            if not math.isnan(value):
+                self._values[name].append(value)
+
+    def take(self) -> dict[str, float]:
+        means = {name: sum(values) / len(values) for name, values in self._values.items()}
+        self._values.clear()
+        return means
+
+
 class _Work:
     """Two learners and their samplers, at some number of updates."""
 
@@ -127,40 +144,32 @@ class _Work:
     def done(self) -> int:
         return self.model_updates + self.critic_updates
 
+    @property
+    def total(self) -> int:
+        critic = self.config.critic
+        return self.config.pretrain.updates + critic.regression_updates + critic.updates
+
     def finish(self, run: Path, log: RunLog, report: Report) -> Pretrained:
         """All updates that are left, with reports, measurements and checkpoints on the way."""
-        pretrain, critic = self.config.pretrain, self.config.critic
-        data = str(self.dataset.store.path.resolve())
-        critic_total = critic.regression_updates + critic.updates
-        total = pretrain.updates + critic_total
-        sums: dict[str, float] = defaultdict(float)
-        counts: dict[str, int] = defaultdict(int)
-        while self.done < total:
+        pretrain, means = self.config.pretrain, _Means()
+        while self.done < self.total:
             group, numbers = self._update()
-            for name, value in numbers.items():
-                if not math.isnan(value):  # nothing of that kind in this update
-                    sums[name] += value
-                    counts[name] += 1
-            due = {
-                name: self.done % every == 0 or self.done in (pretrain.updates, total)
-                for name, every in (
-                    ("log", pretrain.log_every),
-                    ("measure", pretrain.measure_every),
-                    ("checkpoint", pretrain.checkpoint_every),
-                )
-            }
-            if due["log"] or due["checkpoint"]:
-                means = {name: sums[name] / counts[name] for name in sums}
-                log.write(group, self.done, means)
-                report({"updates": self.done, "of": total} | self._shown(group, means))
-                sums.clear()
-                counts.clear()
-            if due["measure"]:
+            means.add(numbers)
+            checkpoint_due = self._due(pretrain.checkpoint_every)
+            if checkpoint_due or self._due(pretrain.log_every):  # a resumed run has no sums
+                reported = means.take()
+                log.write(group, self.done, reported)
+                report({"updates": self.done, "of": self.total} | self._shown(group, reported))
+            if self._due(pretrain.measure_every):
                 log.write("held_out", self.done, self.measures())
-            if due["checkpoint"]:
+            if checkpoint_due:
                 log.sync()
-                self.save(run / "checkpoints", data)
+                self.save(run / "checkpoints", str(self.dataset.store.path.resolve()))
         return Pretrained(path=run, weights=self.weights(), measures=self.measures())
+
+    def _due(self, every: int) -> bool:
+        """Every so many updates, and at the end of the model's and of the critic's."""
+        return self.done % every == 0 or self.done in (self.config.pretrain.updates, self.total)
 
     def _update(self) -> tuple[str, dict[str, float]]:
         if self.model_updates < self.config.pretrain.updates:
@@ -232,10 +241,10 @@ class _Work:
     def restore(self, last: Checkpoint) -> None:
         self.model_updates, self.critic_updates = self._counters(last.progress)
         state = last.weights.tensors
-        self.model.model.load_state_dict(_part(state, "model."))
-        self.critic.critic.load_state_dict(_part(state, "critic."))
-        self.model.restore(_part(last.training, "model."))
-        self.critic.restore(_part(last.training, "critic."))
+        self.model.model.load_state_dict(part(state, "model."))
+        self.critic.critic.load_state_dict(part(state, "critic."))
+        self.model.restore(part(last.training, "model."))
+        self.critic.restore(part(last.training, "critic."))
         known = set(self._training())
         if set(last.training) != known:
             other = sorted(set(last.training) ^ known)[:3]
@@ -281,10 +290,6 @@ class _Work:
             discount=self.config.critic.discount,
             chosen=chosen,
         )
-
-
-def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
 @contextmanager
