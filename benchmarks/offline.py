@@ -1,18 +1,21 @@
 """How planners compare on pretrained runs: tuned on some seeds, reported on others.
 
-python -m benchmarks.offline play RUN [RUN ...] --out results.jsonl     plays what is not played yet
+python -m benchmarks.offline play RUN [RUN ...] --out results.jsonl    tunes, plays fresh seeds
+python -m benchmarks.offline sweep RUN [RUN ...] --out results.jsonl    temperatures, for the figure
 python -m benchmarks.offline show results.jsonl [--png figure.png]      prints the tables
 
+Started again, a command plays only what is not in the file yet.
+
 A run is a folder NAME-SEED made by `m3pc pretrain`; runs of one NAME differ in their training seed.
-Every method may choose one of the same RATIOS, by the same number of tuning episodes: the return
-that the policy is asked for. The choice is one for all runs of a NAME.
+Every method chooses among equally many settings by equally many tuning episodes: acting without
+planning among ratios (times the best return of the data: what the policy is asked for), a planner
+among ratios and spreads of its candidates. The choice is one for all runs of a NAME.
 """
 
 import argparse
 import json
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,13 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 METHODS = ("rcbc", "m", "q", "q0")
-RATIOS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.15)
-TUNING_SEED, TUNING_EPISODES = 1000, 6
+RATIOS = (0.7, 0.85, 1.0, 1.15)  # without planning
+PLANS = ((0.8, 0.25), (0.8, 0.5), (1.0, 0.25), (1.0, 0.5))  # ratio, spread
+TUNING_SEED, TUNING_EPISODES = 1000, 4
 FRESH_SEED, FRESH_EPISODES = 2000, 20
 TEMPERATURES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0)  # of the figure, at the tuned ratio
 DRAWS = 10_000  # of the bootstrap
 
 Doubles = NDArray[np.float64]
+Setting = tuple[float, float | None]  # ratio, spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +40,44 @@ class Job:
     run: str
     method: str
     ratio: float
+    spread: float | None  # None: does not plan
     seed: int
     episodes: int
     temperature: float | None = None  # None: the configuration's
 
+    @property
+    def name(self) -> str:
+        return Path(self.run).name.rpartition("-")[0]
 
-Result = dict[str, Any]
+    @property
+    def setting(self) -> Setting:
+        return self.ratio, self.spread
+
+    @property
+    def guide(self) -> str:
+        """The section of the planner's configuration that this method reads."""
+        return "planner.m" if self.method == "m" else "planner.q"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    job: Job
+    found: dict[str, Any]  # what `m3pc evaluate` writes
+
+    @property
+    def returns(self) -> Doubles:
+        return np.asarray(self.found["returns"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
-    playing = commands.add_parser("play")
-    playing.add_argument("runs", nargs="+")
-    playing.add_argument("--out", type=Path, required=True)
-    playing.add_argument("--jobs", type=int, default=2)
-    playing.set_defaults(do=lambda given: play(given.runs, given.out, given.jobs))
+    for name, do in (("play", play), ("sweep", sweep)):
+        playing = commands.add_parser(name)
+        playing.add_argument("runs", nargs="+")
+        playing.add_argument("--out", type=Path, required=True)
+        playing.add_argument("--jobs", type=int, default=2)
+        playing.set_defaults(do=lambda given, do=do: do(given.runs, given.out, given.jobs))
     showing = commands.add_parser("show")
     showing.add_argument("results", type=Path)
     showing.add_argument("--png", type=Path)
@@ -59,40 +86,62 @@ def main() -> None:
     given.do(given)
 
 
-def play(runs: list[str], out: Path, jobs: int) -> None:
-    """Tune, then report, then the figure's sweep; each job once, however often this is started."""
-    tuning = [Job(run=r, method=m, ratio=x, seed=TUNING_SEED, episodes=TUNING_EPISODES)
-              for r in runs for m in METHODS for x in RATIOS]  # fmt: skip
-    _finish(tuning, out, jobs)
+def play(runs: list[str], out: Path, workers: int) -> None:
+    """Tune, then play the choice on fresh seeds."""
+    _finish([_tuning(r, m, x) for r in runs for m in METHODS for x in settings(m)], out, workers)
     tuned = choices(read(out))
-    fresh = [Job(run=r, method=m, ratio=tuned[_name(r), m], seed=FRESH_SEED,
-                 episodes=FRESH_EPISODES)
-             for r in runs for m in METHODS]  # fmt: skip
-    _finish(fresh, out, jobs)
-    sweep = [Job(run=r, method=m, ratio=tuned[_name(r), m], seed=TUNING_SEED,
-                 episodes=TUNING_EPISODES, temperature=x)
-             for r in runs for m in ("m", "q") for x in TEMPERATURES]  # fmt: skip
-    _finish(sweep, out, jobs)
+    tuning = [_tuning(r, m, tuned[_name(r), m]) for r in runs for m in METHODS]
+    _finish([replace(j, seed=FRESH_SEED, episodes=FRESH_EPISODES) for j in tuning], out, workers)
 
 
-def _finish(jobs: Iterable[Job], out: Path, workers: int) -> None:
-    played = {json.dumps(one["job"], sort_keys=True) for one in read(out)}
-    left = [job for job in jobs if json.dumps(asdict(job), sort_keys=True) not in played]
+def sweep(runs: list[str], out: Path, workers: int) -> None:
+    """The tuned planners at other temperatures, on the tuning seeds."""
+    tuned = choices(read(out))
+    jobs = [
+        replace(_tuning(r, m, tuned[_name(r), m]), temperature=x)
+        for r in runs
+        for m in ("m", "q")
+        for x in TEMPERATURES
+    ]
+    _finish(jobs, out, workers)
+
+
+def settings(method: str) -> list[Setting]:
+    return [(ratio, None) for ratio in RATIOS] if method == "rcbc" else list(PLANS)
+
+
+def _tuning(run: str, method: str, setting: Setting) -> Job:
+    ratio, spread = setting
+    return Job(
+        run=run,
+        method=method,
+        ratio=ratio,
+        spread=spread,
+        seed=TUNING_SEED,
+        episodes=TUNING_EPISODES,
+    )
+
+
+def _finish(jobs: list[Job], out: Path, workers: int) -> None:
+    played = {result.job for result in read(out)}
+    left = [job for job in jobs if job not in played]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = {pool.submit(_played, job): job for job in left}
         for number, future in enumerate(as_completed(futures), start=1):
             job, found = futures[future], future.result()
             with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"job": asdict(job), **found}) + "\n")
-            print(f"{number}/{len(left)} {job.run} {job.method} {job.ratio}: {found['mean']:.0f}")
+                file.write(json.dumps({"job": asdict(job), "found": found}) + "\n")
+            print(f"{number}/{len(left)} {job}: {found['mean']:.0f}", flush=True)
 
 
-def _played(job: Job) -> Result:
+def _played(job: Job) -> dict[str, Any]:
     from m3pc.run.evaluate import Order, match
 
     sets = []
+    if job.spread is not None:
+        sets.append(f"{job.guide}.spread={job.spread}")
     if job.temperature is not None:
-        sets = [f"planner.{job.method}.inverse_temperature={job.temperature}"]
+        sets.append(f"{job.guide}.inverse_temperature={job.temperature}")
     order = Order(
         path=Path(job.run),
         env_id=None,
@@ -105,19 +154,23 @@ def _played(job: Job) -> Result:
 
 
 def read(path: Path) -> list[Result]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Result(Job(**row["job"]), row["found"]) for row in rows]
 
 
-def choices(results: list[Result]) -> dict[tuple[str, str], float]:
-    """The ratio with the best mean tuning return over all runs of a name, for each method."""
-    table: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for one in results:
-        job = one["job"]
-        if job["seed"] == TUNING_SEED and job["temperature"] is None:
-            key = (_name(job["run"]), job["method"])
-            table.setdefault(key, {}).setdefault(job["ratio"], []).extend(one["returns"])
+def choices(results: list[Result]) -> dict[tuple[str, str], Setting]:
+    """The setting with the best mean tuning return over all runs of a name, for each method."""
+    table: dict[tuple[str, str], dict[Setting, list[float]]] = {}
+    for result in results:
+        job = result.job
+        if job.seed == TUNING_SEED and job.temperature is None:
+            returns = table.setdefault((job.name, job.method), {})
+            returns.setdefault(job.setting, []).extend(result.returns)
     return {
-        key: max(ratios, key=lambda x: (np.mean(ratios[x]), -x)) for key, ratios in table.items()
+        key: max(settings(key[1]), key=lambda x: float(np.mean(returns.get(x, -np.inf))))
+        for key, returns in table.items()
     }
 
 
@@ -126,42 +179,55 @@ def _name(run: str) -> str:
 
 
 def show(results: list[Result], png: Path | None) -> None:
-    fresh = [one for one in results if one["job"]["seed"] == FRESH_SEED]
-    print(f"{FRESH_EPISODES} fresh episodes a run (seed {FRESH_SEED}); ratios tuned with "
-          f"{TUNING_EPISODES} episodes a run and ratio (seed {TUNING_SEED}), {len(RATIOS)} ratios "
-          f"for every method; engine {fresh[0]['engine']}\n")  # fmt: skip
-    for name in dict.fromkeys(_name(one["job"]["run"]) for one in fresh):
-        _show_name(name, [one for one in fresh if _name(one["job"]["run"]) == name])
+    fresh = [one for one in results if one.job.seed == FRESH_SEED]
+    print(
+        f"{FRESH_EPISODES} fresh episodes a run (seed {FRESH_SEED}); {len(RATIOS)} settings for "
+        f"every method, each tuned with {TUNING_EPISODES} episodes a run (seed {TUNING_SEED}); "
+        f"engine {fresh[0].found['engine']}\n"
+    )
+    for name in dict.fromkeys(one.job.name for one in fresh):
+        _show_name(name, [one for one in fresh if one.job.name == name])
     if png is not None:
         _draw(results, png)
 
 
 def _show_name(name: str, fresh: list[Result]) -> None:
-    runs = sorted({one["job"]["run"] for one in fresh})
-    returns_of = {(one["job"]["run"], one["job"]["method"]): one["returns"] for one in fresh}
-    table = {m: np.array([returns_of[run, m] for run in runs]) for m in METHODS}
+    runs = sorted({one.job.run for one in fresh})
+    found = {(one.job.run, one.job.method): one for one in fresh}
+    table = {m: np.stack([found[run, m].returns for run in runs]) for m in METHODS}
     print(f"### {name}: {len(runs)} training seeds\n")
-    print("| method | ratio | return | score | by training seed | effective candidates"
-          " | minus RCBC, 95 % interval | by training seed |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| method | ratio | spread | return | score | by training seed | effective candidates"
+        " | minus RCBC, 95 % interval | by training seed |"
+    )
+    print("|---" * 9 + "|")
     for method, returns in table.items():
-        mine = [one for one in fresh if one["job"]["method"] == method]
-        effective = [x for one in mine for x in one["effective"] if x is not None]
-        scores = [one["score"] for one in mine if one["score"] is not None]
-        difference = ""
-        by_seed = ""
+        cells = _method_cells([found[run, method] for run in runs], returns)
         if method != "rcbc":
-            gains = returns - table["rcbc"]
-            low, high = interval(gains)
-            difference = f"{gains.mean():+.0f} ({low:+.0f} to {high:+.0f})"
-            by_seed = ", ".join(f"{x:+.0f}" for x in gains.mean(axis=1))
-        print(
-            f"| {method} | {mine[0]['job']['ratio']} | {returns.mean():.0f}"
-            f" ± {returns.std(ddof=1) / returns.size**0.5:.0f}"
-            f" | {np.mean(scores):.1f} | {', '.join(f'{x:.0f}' for x in returns.mean(axis=1))}"
-            f" | {f'{np.mean(effective):.0f}' if effective else ''} | {difference} | {by_seed} |"
-        )
+            cells += _gain_cells(returns - table["rcbc"])
+        print(f"| {' | '.join(cells)} |")
     print()
+
+
+def _method_cells(results: list[Result], returns: Doubles) -> list[str]:
+    job = results[0].job
+    effective = [x for one in results for x in one.found["effective"] if x is not None]
+    scores = [one.found["score"] for one in results if one.found["score"] is not None]
+    return [
+        job.method,
+        f"{job.ratio:g}",
+        "" if job.spread is None else f"{job.spread:g}",
+        f"{returns.mean():.0f} ± {returns.std(ddof=1) / returns.size**0.5:.0f}",
+        f"{np.mean(scores):.1f}" if scores else "",
+        ", ".join(f"{x:.0f}" for x in returns.mean(axis=1)),
+        f"{np.mean(effective):.0f}" if effective else "",
+    ]
+
+
+def _gain_cells(gains: Doubles) -> list[str]:
+    low, high = interval(gains)
+    by_seed = ", ".join(f"{x:+.0f}" for x in gains.mean(axis=1))
+    return [f"{gains.mean():+.0f} ({low:+.0f} to {high:+.0f})", by_seed]
 
 
 def interval(gains: Doubles) -> tuple[float, float]:
@@ -178,16 +244,24 @@ def interval(gains: Doubles) -> tuple[float, float]:
 def _draw(results: list[Result], png: Path) -> None:
     from m3pc.pictures import returns_by_candidates
 
-    sweeps: dict[str, list[tuple[float, float, float]]] = {}
+    curves: dict[str, dict[float, list[Result]]] = {}
     for one in results:
-        job = one["job"]
-        if job["temperature"] is None:
-            continue
-        returns = np.asarray(one["returns"])
-        sweeps.setdefault(f"{_name(job['run'])}, {job['method']}", []).append(
-            (float(np.mean(one["effective"])), returns.mean(), returns.std() / len(returns) ** 0.5)
-        )
-    returns_by_candidates(png, sweeps, title="return against effective candidates")
+        if one.job.temperature is not None:
+            curve = curves.setdefault(f"{one.job.name}, {one.job.method}", {})
+            curve.setdefault(one.job.temperature, []).append(one)
+    points = {
+        label: [_point(group) for group in by_temperature.values()]
+        for label, by_temperature in curves.items()
+    }
+    returns_by_candidates(png, points, title="Return against effective candidates, by temperature")
+
+
+def _point(group: list[Result]) -> tuple[float, float, float]:
+    """Effective candidates, return and its standard error, of one temperature over all runs."""
+    returns = np.concatenate([one.returns for one in group])
+    effective = [x for one in group for x in one.found["effective"]]
+    error = returns.std(ddof=1) / returns.size**0.5
+    return float(np.mean(effective)), float(returns.mean()), float(error)
 
 
 if __name__ == "__main__":

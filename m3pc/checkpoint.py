@@ -200,7 +200,9 @@ def _tensors(path: Path, entry: object) -> dict[str, Tensor]:
     if not isinstance(entry, dict) or not path.is_file() or path.is_symlink():
         raise InputError(f"{path} is missing; use another checkpoint")
     content = path.read_bytes()
-    if len(content) != entry.get("bytes") or sha256(path) != entry.get("sha256"):
+    if len(content) != entry.get("bytes") or (
+        hashlib.sha256(content).hexdigest() != entry.get("sha256")
+    ):
         raise InputError(f"{path} was changed: it differs from {METADATA}; use another checkpoint")
     try:
         return load(content)

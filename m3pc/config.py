@@ -6,7 +6,7 @@ are given by name is in `settings.py`.
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -184,10 +184,15 @@ class GuideConfig(Section):
     spread: Ratio = _field(1.0, "factor on the policy's sigma; 0 draws its median only")
 
 
+Mode = Literal["rcbc", "m", "q", "q0", "goal", "goal-mask"]
+MODES: Final[tuple[Mode, ...]] = get_args(Mode)
+BACKWARD: Final = ("goal", "goal-mask")  # plan from states to reach, not from a return
+
+
 class PlannerConfig(Section):
     """Planning with the model's own predictions."""
 
-    mode: Literal["rcbc", "m", "q", "q0", "goal", "goal-mask"] = _field(
+    mode: Mode = _field(
         "q", "no planning; guided by returns, critic, critic now; backward; its one-mask baseline"
     )
     horizon: Annotated[int, Field(ge=1, le=1023)] = _field(

@@ -34,7 +34,7 @@ class Weights:
     tensors: Mapping[str, Tensor]  # model.*, critic.*, normaliser.*, envelope [H], return_range [2]
 
     def __post_init__(self) -> None:
-        """Refuse tensors that are missing, unknown, of another shape or not finite."""
+        """Refuse tensors that are missing, unknown, of another shape, not finite or no scale."""
         expected = self._shapes()
         missing, unknown = (
             sorted(set(expected) - set(self.tensors)),
@@ -50,6 +50,8 @@ class Weights:
                 )
             if not tensor.isfinite().all():
                 raise InputError(f"weights: {name} holds NaN or Inf")
+            if name.endswith(".std") and not (tensor > 0).all():
+                raise InputError(f"weights: {name} holds numbers that are not above 0")
 
     @cached_property
     def digest(self) -> str:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from m3pc.compute import autocast
-from m3pc.config import Config
+from m3pc.config import BACKWARD, Config
 from m3pc.streams import PLAN, counter_stream
 from m3pc.types import Decision, Floats, InputError, Window
 from m3pc.weights import Weights
@@ -67,7 +67,7 @@ class Policy:
                 found["utilities"][rows] = mean.float().cpu().numpy()
                 found["effective"][rows] = choice.weighing.effective.float().cpu().numpy()
                 found["spread"][rows] = choice.weighing.spread.float().cpu().numpy()
-        backward = self.config.planner.mode in ("goal", "goal-mask")
+        backward = self.config.planner.mode in BACKWARD
         return Decision(
             conditions=np.full_like(conditions, np.nan) if backward else conditions,
             version=self.weights.version,

@@ -154,6 +154,13 @@ def test_a_bad_observation_is_refused_and_changes_nothing(name: str, path: Path)
     assert np.stack(found).tobytes() == played(m3pc.load(path), states).tobytes()
 
 
+@pytest.mark.parametrize("mode", ["goal", "goal-mask"])
+def test_a_plan_towards_states_is_refused_where_there_are_none(mode: str, path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        m3pc.load(path, sets=[f"planner.mode={mode}"])
+    assert f"planner.mode is {mode}, which needs states to reach" in sentence(refused)
+
+
 def test_settings_change_how_it_plans(path: Path, weights: Weights) -> None:
     (state,) = observations(count=1)
     sets = ["planner.candidates=3", "planner.m.inverse_temperature=0"]

@@ -39,7 +39,7 @@ def _lines(title: str) -> Iterator[Report]:
             rate = (done - first[0]) / max(now - first[1], 1e-9)
             left = (numbers["of"] - done) / rate if numbers.get("of") and rate > 0 else None
             eta = "" if left is None else f"  {left:,.0f} s left"
-            typer.echo(f"{title}: {_words(numbers)}  {rate:,.1f}/s{eta}", err=True)
+            typer.echo(f"{title}: {_words(numbers)}  {_rate(rate)}{eta}", err=True)
 
     yield report
 
@@ -72,12 +72,16 @@ def _bar(title: str, unit: str, console: "Console") -> Iterator[Report]:
             counted = unit if unit in rest else next(iter(rest))
             done, total = rest.pop(counted), rest.pop("of", None)
             speed = bar.tasks[0].speed
-            rate = f"{speed:,.0f}/s" if speed else ""
+            rate = _rate(speed) if speed else ""
             bar.update(
                 task, completed=done, total=total, unit=counted, rate=rate, rest=_words(rest)
             )
 
         yield report
+
+
+def _rate(speed: float) -> str:
+    return f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.2g}/s"
 
 
 def _words(numbers: Mapping[str, Any]) -> str:

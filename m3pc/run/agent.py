@@ -8,6 +8,7 @@ import numpy as np
 
 from m3pc import checkpoint
 from m3pc.compute import prepare_compute
+from m3pc.config import BACKWARD
 from m3pc.settings import override
 from m3pc.types import Decision, Floats, InputError
 from m3pc.weights import Weights
@@ -25,6 +26,11 @@ class Agent:
     """
 
     def __init__(self, policy: Policy) -> None:
+        if policy.config.planner.mode in BACKWARD:
+            raise InputError(
+                f"planner.mode is {policy.config.planner.mode}, which needs states to reach; "
+                "an agent has none: give another mode, or play it with m3pc evaluate --waypoints"
+            )
         self.policy = policy
         self.last: Decision | None = None  # the numbers behind the last action
         weights, config = policy.weights, policy.config

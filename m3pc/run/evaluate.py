@@ -10,6 +10,7 @@ import numpy as np
 from actors.evaluate import Evaluation, evaluate
 from actors.video import record_video
 from m3pc import checkpoint
+from m3pc.config import BACKWARD, MODES
 from m3pc.run.agent import policy
 from m3pc.types import Floats, InputError
 from m3pc.weights import Weights
@@ -114,7 +115,7 @@ def _weights(order: Order) -> tuple[Weights, str]:
 
 
 def _waypoints(order: Order, mode: str, weights: Weights) -> Floats | None:
-    if mode not in ("goal", "goal-mask"):
+    if mode not in BACKWARD:
         return None
     if order.waypoints is None:
         raise InputError(f"planner {mode} needs states to reach; give --waypoints FILE.npy")
@@ -132,8 +133,7 @@ def _waypoints(order: Order, mode: str, weights: Weights) -> Floats | None:
 
 def modes(names: Sequence[str]) -> list[str]:
     """Checked names of planners, in the order given, each once."""
-    known = ("rcbc", "m", "q", "q0", "goal", "goal-mask")
     for name in names:
-        if name not in known:
-            raise InputError(f"planner is {name!r}; give one of {', '.join(known)}")
+        if name not in MODES:
+            raise InputError(f"planner is {name!r}; give one of {', '.join(MODES)}")
     return list(dict.fromkeys(names))
