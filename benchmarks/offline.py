@@ -1,6 +1,7 @@
 """How planners compare on pretrained runs: tuned on some seeds, reported on others.
 
-python -m benchmarks.offline play RUN [RUN ...] --out results.jsonl    tunes, plays fresh seeds
+python -m benchmarks.offline tune RUN [RUN ...] --out results.jsonl     every setting, tuning seeds
+python -m benchmarks.offline play RUN [RUN ...] --out results.jsonl     the best one, fresh seeds
 python -m benchmarks.offline sweep RUN [RUN ...] --out results.jsonl    temperatures, for the figure
 python -m benchmarks.offline show results.jsonl [--png figure.png]      prints the tables
 
@@ -72,7 +73,7 @@ class Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(required=True)
-    for name, do in (("play", play), ("sweep", sweep)):
+    for name, do in (("tune", tune), ("play", play), ("sweep", sweep)):
         playing = commands.add_parser(name)
         playing.add_argument("runs", nargs="+")
         playing.add_argument("--out", type=Path, required=True)
@@ -86,9 +87,13 @@ def main() -> None:
     given.do(given)
 
 
-def play(runs: list[str], out: Path, workers: int) -> None:
-    """Tune, then play the choice on fresh seeds."""
+def tune(runs: list[str], out: Path, workers: int) -> None:
+    """All settings of all methods."""
     _finish([_tuning(r, m, x) for r in runs for m in METHODS for x in settings(m)], out, workers)
+
+
+def play(runs: list[str], out: Path, workers: int) -> None:
+    """The best setting of each method, on fresh seeds."""
     tuned = choices(read(out))
     tuning = [_tuning(r, m, tuned[_name(r), m]) for r in runs for m in METHODS]
     _finish([replace(j, seed=FRESH_SEED, episodes=FRESH_EPISODES) for j in tuning], out, workers)
