@@ -44,9 +44,9 @@ class Evaluation:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean return; 0 for one episode, which cannot tell."""
+        """Of the mean return; NaN for one episode, which cannot tell."""
         if len(self.returns) == 1:
-            return 0.0
+            return math.nan
         return float(self.returns.std(ddof=1)) / math.sqrt(len(self.returns))
 
     @property

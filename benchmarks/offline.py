@@ -5,7 +5,7 @@ python -m benchmarks.offline play RUN [RUN ...] --out results.jsonl     the best
 python -m benchmarks.offline sweep RUN [RUN ...] --out results.jsonl    temperatures, for the figure
 python -m benchmarks.offline show results.jsonl [--png figure.png]      prints the tables
 
-Started again, a command plays only what is not in the file yet.
+Started again, a command plays only what is not in the file yet; runs are known by their path.
 
 A run is a folder NAME-SEED made by `m3pc pretrain`; runs of one NAME differ in their training seed.
 Every method chooses among equally many settings by equally many tuning episodes: acting without
@@ -135,12 +135,12 @@ def _finish(jobs: list[Job], out: Path, workers: int) -> None:
         for number, future in enumerate(as_completed(futures), start=1):
             job, found = futures[future], future.result()
             with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"job": asdict(job), "found": found}) + "\n")
+                file.write("\n" + json.dumps({"job": asdict(job), "found": found}))
             print(f"{number}/{len(left)} {job}: {found['mean']:.0f}", flush=True)
 
 
 def _played(job: Job) -> dict[str, Any]:
-    from m3pc.run.evaluate import Order, match
+    from m3pc.run.evaluate import Order, matches
 
     sets = []
     if job.spread is not None:
@@ -155,14 +155,15 @@ def _played(job: Job) -> dict[str, Any]:
         ratio=job.ratio,
         sets=tuple(sets),
     )
-    return match(order, job.method).play(lambda numbers: None).as_json()
+    (match,) = matches(order, [job.method])
+    return match.play(lambda numbers: None).as_json()
 
 
 def read(path: Path) -> list[Result]:
     if not path.exists():
         return []
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [Result(Job(**row["job"]), row["found"]) for row in rows]
+    rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}}")]
+    return [Result(Job(**row["job"]), row["found"]) for row in rows]  # not the one a kill cut off
 
 
 def choices(results: list[Result]) -> dict[tuple[str, str], Setting]:

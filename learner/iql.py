@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.optimiser import fitting, optimiser_state, restore_optimiser
+from learner.optimiser import fitting, optimiser_state, require_finite, restore_optimiser
 from m3pc.config import CriticConfig
 from m3pc.critic import Critic, Stack
 from m3pc.types import TransitionBatch
@@ -77,6 +77,7 @@ class CriticLearner:
         return dict(zip((name for name, _ in q.named_parameters()), self.targets, strict=True))
 
     def _step(self, loss: Tensor) -> None:
+        require_finite(loss.item(), "the critic's loss", "critic.lr")
         self._adam.zero_grad()
         torch.autograd.backward(loss)
         self._adam.step()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
 from m3pc.config import OptimiserConfig, PretrainConfig
-from m3pc.types import InputError
+from m3pc.types import DivergedError, InputError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
@@ -27,7 +27,7 @@ def adamw(model: nn.Module, config: OptimiserConfig) -> AdamW:
 
 
 def learning_rate(config: PretrainConfig, update: int) -> float:
-    """Up in a line over the warm-up, then down a cosine to 0 at the last update."""
+    """Up in a line over the warm-up, then down a cosine to 0 where the updates end."""
     if update < config.warmup:
         return config.lr * (update + 1) / config.warmup
     share = (update - config.warmup) / max(config.updates - config.warmup, 1)
@@ -60,7 +60,7 @@ def restore_optimiser(
     for name, parameter in named.items():
         shapes = {"exp_avg": parameter, "exp_avg_sq": parameter, "step": torch.zeros(())}
         optimiser.state[parameter] = {
-            moment: fitting(state, f"{moment}.{name}", like).clone()
+            moment: fitting(state, f"{moment}.{name}", like).to(parameter.device, copy=True)
             for moment, like in shapes.items()
         }
 
@@ -76,6 +76,13 @@ def fitting(state: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
             f"finite {like.dtype} {list(like.shape)}; use another checkpoint"
         )
     return found
+
+
+def require_finite(value: float, what: str, lower: str) -> None:
+    if not math.isfinite(value):
+        raise DivergedError(
+            f"{what} is {value}: training diverged; start again with a lower {lower}"
+        )
 
 
 def clip(parameters: list[Tensor], largest: float) -> float:

@@ -15,6 +15,7 @@ from learner.optimiser import (
     fitting,
     learning_rate,
     optimiser_state,
+    require_finite,
     restore_optimiser,
     set_learning_rate,
 )
@@ -25,10 +26,6 @@ from m3pc.model import TrajectoryModel
 from m3pc.streams import MASKS, NOISE, counter_stream
 from m3pc.tokens import Normaliser, Tokens
 from m3pc.types import SegmentBatch
-
-
-class DivergedError(RuntimeError):
-    """A loss is not finite: nothing that follows would mean anything."""
 
 
 class TrajectoryLearner:
@@ -51,11 +48,11 @@ class TrajectoryLearner:
         with autocast(config.compute):
             parts = self._losses(number, tokens(batch, self._normaliser, config))
         total = torch.stack([part.total for part in parts]).mean()
-        if not math.isfinite(total.item()):
-            raise DivergedError(f"the loss of update {number} is {total.item()}")
+        require_finite(total.item(), f"the loss of update {number}", "pretrain.lr")
         self._adamw.zero_grad()
         torch.autograd.backward(total)
         norm = clip(list(self._named.values()), config.optimiser.clip)
+        require_finite(norm, f"the gradient of update {number}", "pretrain.lr")
         set_learning_rate(self._adamw, learning_rate(config.pretrain, number))
         self._adamw.step()
         numbers = _mean([part.numbers() for part in parts])

@@ -8,6 +8,7 @@ CHECKPOINTS/000008000/training.safetensors  all that training needs beside them
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -132,8 +133,12 @@ def newest(folder: Path) -> Checkpoint:
         try:
             return read(path)
         except InputError as error:
+            logging.getLogger(__name__).warning("passed over a checkpoint: %s", error)
             reasons.append(str(error))
-    raise InputError(f"{folder} has no checkpoint to go on from: {'; '.join(reasons) or 'none'}")
+    raise InputError(
+        f"{folder} has no checkpoint to go on from: {'; '.join(reasons) or 'none'}; give the "
+        "folder of a run"
+    )
 
 
 def locate(path: Path) -> Path:

@@ -23,7 +23,7 @@ def prepare_compute(config: ComputeConfig) -> None:
     if not found[config.device]:
         here = ", ".join(name for name, there in found.items() if there)
         raise InputError(f"compute.device is {config.device}, which is not here; give {here}")
-    if config.device == "cpu" and config.precision == "bf16" and not _survives(BF16):
+    if config.device == "cpu" and config.precision == "bf16" and not bf16_works():
         raise InputError("compute.precision is bf16, which does not work on this CPU; give fp32")
 
 
@@ -34,8 +34,12 @@ def autocast(config: ComputeConfig) -> AbstractContextManager[object]:
     return torch.autocast(config.device, dtype=torch.bfloat16)
 
 
-def _survives(code: str) -> bool:
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, check=False, timeout=60
-    )
+def bf16_works() -> bool:
+    """Whether this CPU lives through a product of bfloat16."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", BF16], capture_output=True, check=False, timeout=60
+        )
+    except subprocess.TimeoutExpired:
+        return False
     return done.returncode == 0

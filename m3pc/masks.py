@@ -15,7 +15,7 @@ Steps = NDArray[np.int64]  # [T]
 MODALITIES = ("states", "actions", "rewards", "returns")
 STATES, ACTIONS, REWARDS, RETURNS = range(4)
 
-SPANS: Mapping[str, Callable[[Steps, int], Mask]] = {
+SPANS: Mapping[str, Callable[[Steps, int], NDArray[np.bool_]]] = {  # -> [T]
     "none": lambda t, now: t < 0,
     "past": lambda t, now: t < now,
     "seen": lambda t, now: t <= now,

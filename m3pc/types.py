@@ -23,6 +23,10 @@ class InputError(ValueError):
     """What the user gave cannot be used: what was found, what was expected, what to do."""
 
 
+class DivergedError(RuntimeError):
+    """A loss or gradient is not finite: nothing that follows would mean anything."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """One trajectory, whole. Neither terminated nor truncated means that it was cut short."""

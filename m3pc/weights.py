@@ -1,4 +1,4 @@
-"""All that a plan needs, as one object with one hash: what a learner publishes."""
+"""All that a plan needs, as one object: what a learner publishes."""
 
 import hashlib
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ SCALES = [f"{name}.{part}" for name in ("states", "rewards", "returns") for part
 class Weights:
     """Model, critic, normaliser, return envelope and step limit that belong together."""
 
-    version: int  # updates behind the model
+    version: int  # updates behind the model and the critic
     config: Config
     state_size: int
     action_size: int
@@ -55,7 +55,7 @@ class Weights:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of every name and number."""
+        """SHA-256 of every tensor's name and numbers; the settings are not in it."""
         return tensors_digest(self.tensors)
 
     def model(self, device: str = "cpu") -> TrajectoryModel:

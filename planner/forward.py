@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from m3pc.compute import autocast
 from m3pc.config import Config, PlannerConfig
 from m3pc.critic import Critic
-from m3pc.masks import ACTIONS, RETURNS, REWARDS, STATES, only, places, visible
+from m3pc.masks import ACTIONS, MODALITIES, RETURNS, REWARDS, STATES, only, places, visible
 from m3pc.model import TrajectoryModel
 from m3pc.tokens import Normaliser, Tokens
 from planner.utility import lambda_return
@@ -77,22 +78,21 @@ def score(
     guide: Guide,
 ) -> Tensor:
     """Utility of each plan: [E, N, h, A] -> [E, N]. A few plans at a time, so that they stay in
-    the caches; which plans stand together changes nothing but rounding."""
+    the caches; which plans stand together changes nothing but rounding.
+
+    The precision of `config` is the network's alone: bfloat16 has no room for the small
+    differences between large values.
+    """
     rows = []
     environments, count = plans.shape[:2]
     for part, blocks in _chunks(environments, count, CHUNK // model.config.width):
         asked = question.rows(part)
-        found = [
-            utilities(
-                imagine(model, normaliser, asked, plans[part, block], guide, config.planner),
-                plans[part, block],
-                asked,
-                config,
-                guide,
-                critic.quality,
-            )
-            for block in blocks
-        ]
+        found = []
+        for block in blocks:
+            some = plans[part, block]
+            with autocast(config.compute):
+                imagined = imagine(model, normaliser, asked, some, guide, config.planner)
+            found.append(utilities(imagined, some, asked, config, guide, critic.quality))
         rows.append(torch.cat(found, dim=1))
     return torch.cat(rows)
 
@@ -115,7 +115,9 @@ def imagine(
     if not wanted:  # the critic looks at what was observed
         return Imagined(states=_observed(question, plans))
     mask = visible("dynamics", now=now, length=length)
-    past = places(mask & (np.arange(length) < now + (np.arange(4) == STATES)[:, None]))
+    past = places(
+        mask & (np.arange(length) < now + (np.arange(len(MODALITIES)) == STATES)[:, None])
+    )
     seen = normaliser.states.encode(question.states[:, : now + 1])
     shared = [model.embedded(STATES, seen, range(now + 1))]
     if now:

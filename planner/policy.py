@@ -58,15 +58,15 @@ class Policy:
         }
         for now in np.unique(window.now):
             rows = np.flatnonzero(window.now == now)
-            with torch.inference_mode(), autocast(self.config.compute):
+            with torch.inference_mode():
                 choice = self._choose(window, rows, conditions[rows], explore)
-            found["actions"][rows] = choice.actions.clamp(-1, 1).float().cpu().numpy()
+            found["actions"][rows] = choice.actions.clamp(-1, 1).cpu().numpy()
             if choice.weighing is not None and choice.utilities is not None:
                 weights = choice.weighing.weights
                 mean = (weights * choice.utilities).sum(dim=-1)
-                found["utilities"][rows] = mean.float().cpu().numpy()
-                found["effective"][rows] = choice.weighing.effective.float().cpu().numpy()
-                found["spread"][rows] = choice.weighing.spread.float().cpu().numpy()
+                found["utilities"][rows] = mean.cpu().numpy()
+                found["effective"][rows] = choice.weighing.effective.cpu().numpy()
+                found["spread"][rows] = choice.weighing.spread.cpu().numpy()
         backward = self.config.planner.mode in BACKWARD
         return Decision(
             conditions=np.full_like(conditions, np.nan) if backward else conditions,
@@ -92,12 +92,15 @@ class Policy:
         question = self._question(window, rows)
         if mode == "goal" or mode == "goal-mask":  # noqa: PLR1714 (mypy narrows by it)
             one_mask = mode == "goal-mask"
-            mu = towards_goal(
-                self._model, self._normaliser, self.config.goal, question, one_mask=one_mask
-            )
-            return Choice(actions=mu.tanh())
+            with autocast(self.config.compute):
+                mu = towards_goal(
+                    self._model, self._normaliser, self.config.goal, question, one_mask=one_mask
+                )
+            return Choice(actions=mu.float().tanh())
         asked = torch.as_tensor(conditions, device=self._device)
-        mu, log_sigma = propose(self._model, self._normaliser, question, asked)
+        with autocast(self.config.compute):
+            mu, log_sigma = propose(self._model, self._normaliser, question, asked)
+        mu, log_sigma = mu.float(), log_sigma.float()
         by_sample = (planner.explore_by if explore else planner.evaluate_by) == "sample"
         if mode == "rcbc":
             noise, _ = self._random(window, rows, (1, *mu.shape[1:]))
@@ -159,6 +162,8 @@ class Policy:
             found = getattr(window, name).shape
             if found != shape:
                 raise InputError(f"a window's {name} are {list(found)}, expected {list(shape)}")
+        if (window.seeds < 0).any():
+            raise InputError(f"a window's seed is {window.seeds.min()}; give 0 or more")
         if not (np.isfinite(window.states).all() and np.isfinite(window.actions).all()):
             raise InputError("a window holds NaN or Inf; give finite states and actions")
         if not ((window.now >= 0) & (window.now < length)).all():

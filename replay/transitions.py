@@ -22,6 +22,7 @@ class TransitionSampler:
         batch: int,
         seed: int,
         discount: float,
+        terminals: bool = True,  # whether a task that ended pays nothing more
         chosen: Chosen | None = None,
     ) -> None:
         self._batch, self._seed = batch, seed
@@ -29,7 +30,7 @@ class TransitionSampler:
         self._segments = store.segments
         self._episodes = [np.repeat(np.arange(len(s.lengths)), s.lengths) for s in store.segments]
         self._ends = [np.cumsum(s.lengths) - 1 for s in store.segments]
-        self._returns = [discounted_returns(s, discount) for s in store.segments]
+        self._returns = [discounted_returns(s, discount, terminals) for s in store.segments]
 
     def __len__(self) -> int:
         return self._pieces.count
@@ -60,7 +61,7 @@ class TransitionSampler:
         }
 
 
-def discounted_returns(segment: Segment, discount: float) -> Floats:
+def discounted_returns(segment: Segment, discount: float, terminals: bool = True) -> Floats:
     """Discounted reward from every step on [R]. Where the task did not end the episode, the n steps
     that were seen stand for those that were not: their sum is divided by 1 - discount^n."""
     rule = ReturnRule(horizon=1, average=False, discount=discount)
@@ -68,5 +69,5 @@ def discounted_returns(segment: Segment, discount: float) -> Floats:
     if discount < 1:
         left: Rows = np.repeat(segment.lengths, segment.lengths) - steps_within(segment.lengths)
         seen = 1 - discount ** left.astype(np.float64)
-        returns /= np.where(np.repeat(segment.terminated, segment.lengths), 1.0, seen)
+        returns /= np.where(np.repeat(segment.terminated & terminals, segment.lengths), 1.0, seen)
     return returns.astype(np.float32)

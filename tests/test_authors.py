@@ -302,8 +302,27 @@ def test_the_recorded_network_is_imported(tmp_path: Path) -> None:
         files, tmp_path / "out", heads=None, env=None, horizon=1000, limits=LIMITS
     )
     assert found.guessed == ("min_returns", "max_returns")
+    assert found.shared_scales
     assert (found.weights.version, found.weights.config.model.width) == (140_000, 64)
     assert found.weights.return_range.tolist() == pytest.approx([0.2, 2.6])
+
+
+@pytest.mark.usefixtures("no_child")
+def test_a_critic_may_have_statistics_of_its_own(tmp_path: Path) -> None:
+    given = small()
+    for name in ("shared", "own"):
+        (tmp_path / name).mkdir()
+    found = imported(tmp_path / "shared", given)
+    tensors = found.weights.tensors
+    assert tensors["critic.state_std"].tolist() == tensors["normaliser.states.std"].tolist()
+    size = found.weights.state_size
+    given.stats["critic_mean_states"] = np.arange(size) + 0.5
+    given.stats["critic_std_states"] = np.arange(size) + 1.5
+    found = imported(tmp_path / "own", given)
+    tensors = found.weights.tensors
+    assert tensors["critic.state_mean"].tolist() == (np.arange(size) + 0.5).tolist()
+    assert tensors["critic.state_std"].tolist() == (np.arange(size) + 1.5).tolist()
+    assert tensors["normaliser.states.std"].tolist() != tensors["critic.state_std"].tolist()
 
 
 # Refusals

@@ -11,6 +11,7 @@ import pytest
 
 from actors.evaluate import Evaluation, evaluate
 from m3pc import checkpoint
+from m3pc.checkpoint import METADATA, TRAINING, WEIGHTS
 from m3pc.envs import normalised_score
 from m3pc.run import evaluate as work
 from m3pc.weights import Weights
@@ -27,11 +28,15 @@ Run = Callable[..., Done]
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The command, in an empty folder beside the checkpoints `pendulum`, `toy` and `nameless`."""
+    """The command, in an empty folder beside the checkpoints `pendulum`, `toy`, `nameless`,
+    `wide` (two actions) and `young` (whose critic has not learned)."""
     for name, weights in (("pendulum", PENDULUM), ("toy", TOY)):
         checkpoint.write(tmp_path / name, weights, {}, {})
     nameless = tiny_weights(tiny_config(), states=2, actions=1)
     checkpoint.write(tmp_path / "nameless", nameless, {}, {})
+    wide = tiny_weights(tiny_config(), states=3, actions=2)
+    checkpoint.write(tmp_path / "wide", wide, {}, {})
+    checkpoint.write(tmp_path / "young", TOY, {}, {"critic_updates": 0})
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return lambda *arguments: invoke(capsys, monkeypatch, "evaluate", *arguments)
@@ -72,6 +77,7 @@ def test_planners_are_played_side_by_side_and_every_number_is_kept(run: Run) -> 
         changes = {"planner__mode": mode, "conditioning__evaluation_ratio": 0.5}
         played = by_hand(PENDULUM, episodes=2, seed=4, env="Pendulum-v1", **changes)
         about = {"planner": mode, "ratio": 0.5, "version": 7, "weights": PENDULUM.digest}
+        about["settings"] = []
         expected = about | played.as_json()
         assert row.keys() == expected.keys()
         assert {k: v for k, v in row.items() if k not in TIMES} == {
@@ -87,10 +93,16 @@ def test_planners_are_played_side_by_side_and_every_number_is_kept(run: Run) -> 
     assert found[0]["mean"] != found[1]["mean"]
 
 
-def test_without_options_the_datas_environment_is_played_by_m(run: Run) -> None:
+def kept(pattern: str) -> list[dict[str, Any]]:
+    """The one evaluation with such a name."""
+    (path,) = Path().glob(pattern)
+    return rows(path)
+
+
+def test_without_options_the_datas_environment_is_played_as_configured(run: Run) -> None:
     done = run("../toy", "--episodes=3")
     assert done.code == 0, done.errors
-    found = rows(Path("../toy/evaluations/m-seed0.json"))
+    found = kept("../toy/evaluations/m-seed0-*.json")
     assert [(row["planner"], row["env"], row["seed"]) for row in found] == [("m", COUNTDOWN, 0)]
     assert (found[0]["episodes"], found[0]["lengths"]) == (3, [50, 50, 50])
     assert (found[0]["ratio"], found[0]["score"]) == (1, None)
@@ -102,10 +114,56 @@ def test_a_run_keeps_its_evaluations_beside_its_checkpoints(run: Run) -> None:
     checkpoint.write_next(Path("run/checkpoints"), TOY, {}, {}, number=10, keep=1)
     planners = ["--planner=rcbc", "--planner=q"]
     assert run("run", "--episodes=1", "--seed=9", *planners).code == 0
-    (first, second) = rows(Path("run/evaluations/rcbc-q-seed9.json"))
+    (first, second) = kept("run/evaluations/rcbc-q-seed9-*.json")
     assert (first["planner"], second["planner"]) == ("rcbc", "q")
     assert first["effective"] == first["spread"] == [None]
     assert second["effective"][0] > 1
+    # Also those of one checkpoint, which goes when it is old.
+    named = Path("run/checkpoints/000000010")
+    assert run(str(named), "--episodes=1", "--planner=rcbc").code == 0
+    assert len(kept("run/evaluations/rcbc-seed0-*.json")) == 1
+    assert sorted(os.listdir(named)) == [METADATA, TRAINING, WEIGHTS]
+
+
+def test_no_evaluation_overwrites_another(run: Run) -> None:
+    orders = (
+        ["--episodes=1"],
+        ["--episodes=2"],
+        ["--episodes=1", "--ratio=0.5"],
+        ["--episodes=1", "--set=planner.candidates=4"],
+    )
+    for options in (*orders, orders[0]):  # the last one is the first again
+        assert run("../toy", *options).code == 0
+    found = [json.loads(path.read_text())[0] for path in Path("../toy/evaluations").iterdir()]
+    assert len(found) == 4
+    assert sorted(row["settings"] for row in found)[-1] == ["planner.candidates=4"]
+
+
+def test_a_planner_set_as_a_field_is_the_one_that_plays(run: Run) -> None:
+    assert run("../toy", "--episodes=1", "--set=planner.mode=q0", "--json=out").code == 0
+    assert rows(Path("out"))[0]["planner"] == "q0"
+
+
+def test_all_planners_play_the_same_weights(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read once: a run that is being trained has newer ones at any time."""
+    real, reads = checkpoint.read, []
+
+    def read(path: Path) -> checkpoint.Checkpoint:
+        reads.append(path)
+        return real(path)
+
+    monkeypatch.setattr(checkpoint, "read", read)
+    planners = ["--planner=rcbc", "--planner=m", "--planner=q0"]
+    assert run("../toy", "--episodes=1", "--json=out", *planners).code == 0
+    assert len(reads) == 1
+    assert len({row["weights"] for row in rows(Path("out"))}) == 1
+
+
+def test_one_episode_has_no_error(run: Run) -> None:
+    done = run("../toy", "--episodes=1", "--json=out")
+    (row,) = rows(Path("out"))
+    assert row["standard_error"] is None
+    assert "±" not in line_with(done.out, " m ")
 
 
 def test_the_same_seed_plays_the_same(run: Run) -> None:
@@ -167,9 +225,14 @@ def bad_table(name: str) -> None:
         "one row": np.zeros(2),
         "three axes": np.zeros((4, 2, 1)),
         "wider": np.zeros((4, 3)),
-        "NaN": np.full((4, 2), np.nan),
-        "infinity after rounding": np.full((4, 2), 1e39),
+        "NaN": np.full((50, 2), np.nan),
+        "infinity after rounding": np.full((50, 2), 1e39),
         "words": np.array([["a", "b"]]),
+        "complex": np.zeros((50, 2), complex),
+        "dates": np.zeros((50, 2), "M8[s]"),
+        "fields": np.zeros(50, [("x", "f4"), ("y", "f4")]),
+        "no row": np.zeros((0, 2)),
+        "too short": np.zeros((39, 2)),
         "objects": np.array([[None, 1]], object),
     }
     if name in content:
@@ -188,7 +251,8 @@ def bad_table(name: str) -> None:
             np.savez(file, table=np.zeros((4, 2)))
 
 
-TABLES = ("one row", "three axes", "wider", "NaN", "infinity after rounding", "words", "objects")
+TABLES = ("one row", "three axes", "wider", "NaN", "infinity after rounding", "words", "objects",
+          "complex", "dates", "fields", "no row", "too short")  # fmt: skip
 OTHERS = ("text", "cut", "folder", "missing", "empty", "archive")
 
 
@@ -221,15 +285,18 @@ BAD: dict[str, tuple[list[str], str]] = {
     "no environment": (["../nameless"], "does not say which environment it is for; give --env"),
     "unknown environment": (["../toy", "--env=Nowhere-v0"], "Nowhere"),
     "not a Box": (["../toy", "--env=CartPole-v1"], "Box"),
-    "another state": (["../toy", "--env=Pendulum-v1"], "states are [1, 8, 3], expected [1, 8, 2]"),
-    "another action": (
-        ["../pendulum", "--env=MountainCarContinuous-v0"],
-        "states are [1, 8, 2], expected [1, 8, 3]",
-    ),
+    "another state": (["../toy", "--env=Pendulum-v1"], "have shapes (3,) and (1,), those of"),
+    "another action": (["../wide", "--env=Pendulum-v1"], "those of ../wide (3,) and (2,)"),
+    "a critic that knows nothing": (["../young", "--planner=q"], "has not learned yet"),
+    "waypoints for nothing": (["../toy", "--waypoints=x.npy"], "are for the planners goal and"),
+    "spacing for nothing": (["../toy", "--spacing=2"], "are for the planners goal and goal-mask"),
+    "a folder for JSON": (["../toy", "--json=.."], "--json is .., a folder; give a file"),
+    "settled by training": (["../toy", "--set=critic.width=7"], "critic was settled by training"),
+    "another seed": (["../toy", "--set=seed=7"], "seed was settled by training"),
     "no waypoints": (["../toy", "--planner=goal"], "goal needs states to reach; give --waypoints"),
     "no waypoints either": (["../toy", "--planner=goal-mask"], "goal-mask needs states to reach"),
-    "another model": (["../toy", "--set=model.width=32"], "belong to the weights"),
-    "other returns": (["../toy", "--set=returns.include_now=false"], "belong to the weights"),
+    "another model": (["../toy", "--set=model.width=32"], "model was settled by training"),
+    "other returns": (["../toy", "--set=returns.include_now=false"], "returns was settled by"),
     "unknown field": (["../toy", "--set=planner.candidate=1"], "planner.candidates"),
     "bad value": (["../toy", "--set=planner.lam=2"], "planner.lam is 2; give"),
     "no checkpoint": (["nowhere"], "nowhere is not a checkpoint"),
@@ -243,6 +310,21 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(name: str, run: Run
     before = sorted(map(str, Path("..").rglob("*")))
     assert_one_sentence(run(*arguments, "--episodes=1"), words)
     assert sorted(map(str, Path("..").rglob("*"))) == before
+
+
+def test_a_checkpoint_does_not_choose_a_module_to_run(run: Run) -> None:
+    """Gymnasium imports what stands before the colon of an id."""
+    Path("payload.py").write_text("import pathlib; pathlib.Path('it was run').touch()\n")
+    hostile = tiny_weights(tiny_config(), states=3, actions=1, env="payload:Pendulum-v1")
+    checkpoint.write(Path("hostile"), hostile, {}, {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(".")
+        done = run("hostile", "--planner=rcbc", "--episodes=1")
+        assert_one_sentence(done, "names the environment 'payload:Pendulum-v1', whose module")
+        assert not Path("it was run").exists()
+        trusted = ("--env=payload:Pendulum-v1", "--json=out")
+        assert run("hostile", "--planner=rcbc", "--episodes=1", *trusted).code == 0
+        assert Path("it was run").exists()
 
 
 def test_a_damaged_checkpoint_is_not_played(run: Run) -> None:

@@ -13,7 +13,7 @@ from learner.iql import CriticLearner, expectile_loss
 from m3pc.config import CriticConfig
 from m3pc.critic import Critic, Stack
 from m3pc.presets import PRESETS
-from m3pc.types import TransitionBatch
+from m3pc.types import DivergedError, TransitionBatch
 
 Batch = TransitionBatch[NDArray[Any]]
 S, A = 3, 2
@@ -336,6 +336,18 @@ def test_losses_of_a_regression_by_hand() -> None:
 
 
 # Checkpoints
+
+
+@pytest.mark.parametrize("name", ["update", "regress"])
+def test_a_loss_that_is_not_finite_changes_nothing(name: str) -> None:
+    learner = CriticLearner(Critic(config(), S, A), config())
+    before = [x.detach().clone() for x in (*learner.critic.parameters(), *learner.targets)]
+    batch = transitions()
+    (batch.rewards if name == "update" else batch.returns)[2] = np.inf
+    with pytest.raises(DivergedError, match="a lower critic"):
+        getattr(learner, name)(batch)
+    after = (*learner.critic.parameters(), *learner.targets)
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
 def test_a_restored_learner_goes_on_with_the_same_bits() -> None:

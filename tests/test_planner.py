@@ -1,12 +1,15 @@
 """Planning: the fast code against the dense reference, company, switches, known worlds."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from m3pc import reference
+from m3pc import compute, reference
 from m3pc.config import Config
+from m3pc.streams import PLAN, counter_stream
 from m3pc.types import Decision, InputError, Window
 from m3pc.weights import Weights
 from planner.backward import towards_goal
@@ -94,31 +97,143 @@ def test_utilities_are_those_of_the_dense_reference(switch: str, guide: Guide, n
         assert (found[row] - expected).abs().max().item() <= 1e-5 * max(scale, 1)
 
 
+def dense_proposal(
+    weights: Weights, window: Window, row: int, condition: float
+) -> tuple[Tensor, Tensor]:
+    """Mean and log sigma [h, A] from the reference."""
+    scales, now = moments(weights), int(window.now[row])
+    mean, std = scales["states"]
+    asked = (torch.full((1, 8, 1), condition) - scales["returns"][0]) / scales["returns"][1]
+    found = reference.network(
+        model_state(weights),
+        weights.config.model,
+        {
+            "states": (torch.from_numpy(window.states[row : row + 1]) - mean) / std,
+            "actions": torch.from_numpy(window.actions[row : row + 1]),
+            "rewards": torch.full((1, 8, 1), torch.nan),
+            "returns": asked,
+        },
+        reference.mask("policy", now, 8),
+    )
+    return found.mu[0, now:], found.log_sigma[0, now:]
+
+
 @pytest.mark.parametrize("now", [0, 2, 4])
 @torch.inference_mode()
 def test_proposals_are_those_of_the_dense_reference(now: int) -> None:
-    config = tiny_config()
-    weights, window = tiny_weights(config), windows([now] * 2)
+    weights, window = tiny_weights(tiny_config()), windows([now] * 2)
     mu, log_sigma = propose(
         weights.model(), weights.normaliser(), question(window), torch.tensor([0.3, 2.0])
     )
     for row, condition in enumerate((0.3, 2.0)):
-        scales = moments(weights)
-        mean, std = scales["states"]
-        asked = (torch.full((1, 8, 1), condition) - scales["returns"][0]) / scales["returns"][1]
-        expected = reference.network(
+        expected_mu, expected_log_sigma = dense_proposal(weights, window, row, condition)
+        assert (mu[row] - expected_mu).abs().max() <= 1e-5
+        assert (log_sigma[row] - expected_log_sigma).abs().max() <= 1e-5
+
+
+TUNED: dict[str, object] = {  # each of its own, so that no two can be mistaken for each other
+    "planner__m__inverse_temperature": 0.3,
+    "planner__q__inverse_temperature": 2.0,
+    "planner__m__spread": 0.7,
+    "planner__q__spread": 1.3,
+}
+
+
+@pytest.mark.parametrize("preset", ["parity", "paper", "small"])
+@pytest.mark.parametrize("guide", GUIDES)
+@torch.inference_mode()
+def test_decisions_are_those_of_the_dense_reference(preset: str, guide: Guide) -> None:
+    """From the window to the action: propose, draw, score, weigh, average."""
+    config = tiny_config(preset, planner__mode=guide, **TUNED)
+    weights, window = tiny_weights(config), windows([4, 1, 4])
+    found = Policy(weights).decide(window)
+    settings = config.planner.m if guide == "m" else config.planner.q
+    for row, now in enumerate(window.now.tolist()):
+        step = int(window.steps[row])
+        mu, log_sigma = dense_proposal(weights, window, row, float(found.conditions[row]))
+        rng = counter_stream(int(window.seeds[row]), step, PLAN)
+        noise = rng.standard_normal((config.planner.candidates, *mu.shape), dtype=np.float32)
+        plans = reference.propose(mu, log_sigma, torch.from_numpy(noise), settings.spread)
+        utilities_ = reference.score(
             model_state(weights),
-            config.model,
-            {
-                "states": (torch.from_numpy(window.states[row : row + 1]) - mean) / std,
-                "actions": torch.from_numpy(window.actions[row : row + 1]),
-                "rewards": torch.full((1, 8, 1), torch.nan),
-                "returns": asked,
-            },
-            reference.mask("policy", now, 8),
+            weights.critic().quality,
+            config,
+            moments(weights),
+            torch.from_numpy(window.states[row]),
+            torch.from_numpy(window.actions[row]),
+            now,
+            step,
+            HORIZON,
+            plans,
+            guide,
         )
-        assert (mu[row] - expected.mu[0, now:]).abs().max() <= 1e-5
-        assert (log_sigma[row] - expected.log_sigma[0, now:]).abs().max() <= 1e-5
+        shares, action = reference.choose(config, guide, utilities_, plans[:, 0])
+        np.testing.assert_allclose(found.actions[row], action, atol=1e-4)
+        assert found.effective[row] == pytest.approx(1 / shares.square().sum().item(), rel=1e-3)
+        assert found.spread[row] == pytest.approx(utilities_.std(correction=0).item(), rel=1e-3)
+        mean = (shares * utilities_).sum().item()
+        assert found.utilities[row] == pytest.approx(mean, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("guide", ["m", "q"])
+@pytest.mark.parametrize("explore", [False, True])
+@torch.inference_mode()
+def test_one_candidate_is_drawn_by_weight_where_that_is_asked_for(
+    guide: str, explore: bool
+) -> None:
+    """Cold, always the best one; hot, each of four by chance alone."""
+    window = windows([4] * 200)
+    for name in ("states", "actions", "steps"):
+        getattr(window, name)[:] = getattr(window, name)[:1]  # one question, 200 chances
+    step = int(window.steps[0])
+
+    def policy(inverse_temperature: float, by: str) -> Policy:
+        changes: dict[str, object] = {
+            f"planner__{guide}__inverse_temperature": inverse_temperature,
+            "planner__mode": guide,
+            "planner__candidates": 4,
+            "planner__explore_by" if explore else "planner__evaluate_by": by,
+            "planner__evaluate_by" if explore else "planner__explore_by": "mean",
+        }
+        return Policy(tiny_weights(tiny_config("small", **changes)))
+
+    best = policy(1e6, "sample").decide(window, explore=explore)
+    mean = policy(1e6, "mean").decide(window, explore=explore)
+    np.testing.assert_allclose(best.actions, mean.actions, atol=1e-5)
+
+    hot = policy(0.0, "sample")
+    drawn = hot.decide(window, explore=explore).actions
+    asked = torch.from_numpy(hot.conditions(window.steps[:1], explore=explore))
+    mu, log_sigma = propose(
+        hot.weights.model(), hot.weights.normaliser(), question(rows(window, [0])), asked
+    )
+    settings = hot.config.planner.m if guide == "m" else hot.config.planner.q
+    for row in range(200):
+        rng = counter_stream(int(window.seeds[row]), step, PLAN)
+        noise = torch.from_numpy(rng.standard_normal((1, 4, 4, ACTIONS), dtype=np.float32))
+        four = candidates(mu, log_sigma, noise, settings.spread)[0, :, 0].numpy()
+        chosen = int(rng.random(dtype=np.float32) * 4)
+        np.testing.assert_allclose(drawn[row], four[chosen], atol=1e-5)
+
+
+def test_half_precision_is_the_networks_alone() -> None:
+    """Values of hundreds that differ by hundredths: bfloat16 would make them one."""
+    if not compute.bf16_works():
+        pytest.skip("this CPU cannot multiply bfloat16")
+    exact = tiny_weights(tiny_config("small", planner__mode="q0"))
+    tensors = {name: x.clone() for name, x in exact.tensors.items()}
+    last = max(name for name in tensors if name.startswith("critic.q.bias"))
+    tensors[last] += 300
+    half = tiny_config("small", planner__mode="q0", compute__precision="bf16")
+    window = windows([4, 2])
+    spreads = []
+    for config in (exact.config, half):
+        weights = dataclasses.replace(exact, config=config, tensors=tensors)
+        decision = Policy(weights).decide(window)
+        assert decision.actions.dtype == np.float32
+        spreads.append(decision.spread)
+    np.testing.assert_allclose(spreads[1], spreads[0], rtol=0.1)
+    assert (spreads[0] > 0).all()
 
 
 @pytest.mark.parametrize("one_mask", [False, True])
@@ -294,53 +409,69 @@ def test_weights_are_a_softmax_on_one_scale() -> None:
     assert same.effective.item() == pytest.approx(4)
 
 
-# A world with a known best plan: a point on a line, pushed by actions, paid for being near 1.
+# A world with a known best plan: to push costs 1 now and pays 3 two steps later.
+
+STEPS_LEFT = 4
+PUSHES = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * STEPS_LEFT)[None, :, :, None]
 
 
-def line_world(plans: Tensor, start: Tensor) -> Imagined:
-    """Each action moves the point by a half of it; the reward is minus the distance to 1."""
-    positions = start[:, None, None] + torch.cumsum(plans[..., 0], dim=2) / 2
-    before = torch.cat([start[:, None, None].expand(-1, plans.shape[1], 1), positions], dim=2)
-    rewards = -(positions - 1).abs()
-    steps_left = 4.0
+def paid(plans: Tensor) -> Tensor:
+    """Reward of each step: [E, N, h]."""
+    pushed = plans[..., 0]
+    return 3 * torch.nn.functional.pad(pushed, (2, 0))[..., :STEPS_LEFT] - pushed
+
+
+def push_world(plans: Tensor) -> Imagined:
+    """What follows each plan, exactly. The state: how many pushes will still pay."""
+    pushed, rewards = plans[..., 0], paid(plans)
+    before = torch.nn.functional.pad(pushed, (2, 0))
+    states = torch.stack([before[..., 1:-1], before[..., :-2]], dim=-1)  # one step ago, two ago
+    left = STEPS_LEFT - torch.arange(STEPS_LEFT)
     return Imagined(
-        states=before[:, :, :-1, None],
+        states=states,
         rewards=rewards[..., :-1],
-        returns=rewards.flip(-1).cumsum(-1).flip(-1) / steps_left,
+        returns=rewards.flip(-1).cumsum(-1).flip(-1) / left,
     )
 
 
-def line_quality(states: Tensor, actions: Tensor) -> Tensor:
-    """The value of the best that can follow: each later step comes nearer by a half."""
-    place = states[:, 0] + actions[:, 0] / 2
-    total = torch.zeros_like(place)
-    for n in range(4):
-        total -= 0.9**n * ((place - 1).abs() - n / 2).clamp(min=0)
-    return total
+def push_quality(states: Tensor, actions: Tensor) -> Tensor:
+    """What is paid now and what earlier pushes will still bring; nothing of this push's own pay:
+    a critic that is short-sighted, so that only imagined rewards show what a push is good for."""
+    return 3 * states[:, 1] + 3 * 0.9 * states[:, 0] - actions[:, 0]
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-@pytest.mark.parametrize("start", [-1.0, 0.0, 2.0])
-def test_in_a_known_world_the_best_plan_gets_the_best_utility(guide: Guide, start: float) -> None:
-    """All plans of four steps with actions -1, 0, 1: the best first step leads towards 1."""
-    grid = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0])] * 4)
-    plans = grid[None, :, :, None]
-    config = tiny_config(planner__discount=0.9)
-    starts = torch.tensor([start])
+def best_push(guide: Guide, **changes: object) -> list[float]:
+    config = tiny_config("small", **{"planner__discount": 0.9} | changes)
     asked = Question(
-        states=starts[:, None, None].expand(1, 8, 1),
+        states=torch.zeros(1, 8, 2),
         actions=torch.zeros(1, 8, 1),
         now=4,
-        steps=torch.tensor([36]),
-        horizon=40,
+        steps=torch.tensor([HORIZON - STEPS_LEFT]),
+        horizon=HORIZON,
     )
-    imagined = line_world(plans, starts)
+    imagined = push_world(PUSHES)
     if guide == "q0":
         assert imagined.states is not None
         imagined = Imagined(states=imagined.states[:, :, :1])
-    worth = utilities(imagined, plans, asked, config, guide, line_quality)
-    best = plans[0, worth[0].argmax(), 0, 0].item()
-    assert best == (1.0 if start < 1 else -1.0)
+    worth = utilities(imagined, PUSHES, asked, config, guide, push_quality)
+    found: list[float] = PUSHES[0, worth[0].argmax(), :, 0].tolist()
+    return found
+
+
+def test_in_a_known_world_the_best_plan_gets_the_best_utility() -> None:
+    """Pushes at steps 0 and 1 pay at 2 and 3, which is where m's returns end; the critic at the
+    last step also knows that a push at 2 will pay, as the episode goes on for it."""
+    assert best_push("m") == [1, 1, 0, 0]
+    assert best_push("m", planner__lam=1.0) == [1, 1, 0, 0]
+    assert best_push("q", planner__lam=1.0) == [1, 1, 1, 0]
+
+
+def test_in_a_known_world_shorter_sight_finds_another_plan() -> None:
+    """Without imagined rewards no push pays; with a discount g, one does if 3 g^2 > 1."""
+    assert best_push("q", planner__lam=0.0)[0] == 0
+    assert best_push("q0")[0] == 0
+    assert best_push("q", planner__lam=1.0, planner__discount=0.59) == [1, 1, 1, 0]
+    assert best_push("q", planner__lam=1.0, planner__discount=0.56) == [0, 0, 1, 0]
 
 
 def test_spread_widens_candidates_around_the_same_middle() -> None:

@@ -85,7 +85,7 @@ def test_a_run_leaves_settings_metrics_events_and_the_newest_checkpoints(
     found = checkpoint.read(run)
     assert found.path.name == "000000070"
     assert (found.progress["model_updates"], found.progress["critic_updates"]) == (40, 30)
-    assert found.weights.version == MODEL
+    assert found.weights.version == TOTAL
     assert found.weights.digest == done.weights.digest
     assert done.measures.keys() == MEASURES
     assert all(map(math.isfinite, done.measures.values()))
@@ -192,6 +192,20 @@ def test_the_command_says_so_where_nothing_was_held_out(
     assert (tmp_path / "run" / "curve.png").is_file()
 
 
+@pytest.mark.usefixtures("quick")
+def test_training_that_diverges_ends_with_its_own_code(
+    data: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order = [*sets(**FEW, pretrain__lr=1e30, optimiser__clip=0.0), "--data", data.path]
+    done = invoke(capsys, monkeypatch, "pretrain", *order, "--out", tmp_path / "run")
+    assert done.code == 76
+    assert "training diverged; start again with a lower pretrain.lr" in done.errors
+    assert "Traceback" not in done.errors
+
+
 BAD: dict[str, tuple[list[str], str]] = {
     "nothing": ([], "there is nothing to learn from; give --data STORE"),
     "no data": (["--preset", "small"], "there is nothing to learn from"),
@@ -202,7 +216,10 @@ BAD: dict[str, tuple[list[str], str]] = {
     "bad value": (["--data", "DATA", "--set", "model.width=0"], "model.width is 0; give"),
     "no file": (["--data", "DATA", "--file", "nowhere.yaml"], "nowhere.yaml cannot be read"),
     "all too short": (["--data", "DATA", "--set", "dataset.min_length=21"], "has 0 episodes of 21"),
-    "out exists": (["--data", "DATA", "--out", "there"], "there exists already"),
+    "out exists": (
+        ["--data", "DATA", "--out", "there"],
+        "exists already; go on with it by",
+    ),
     "out in a file": (["--data", "DATA", "--out", "there/file/x"], "cannot be made"),
     "resume and seed": (["--resume", "there", "--seed", "0"], "give --resume alone"),
     "resume and out": (["--resume", "there", "--out", "x"], "give --resume alone"),

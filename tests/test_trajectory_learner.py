@@ -10,14 +10,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.optimiser import adamw, clip, learning_rate
-from learner.trajectory import DivergedError, TrajectoryLearner, tokens
+from learner.optimiser import (
+    adamw,
+    clip,
+    learning_rate,
+    optimiser_state,
+    restore_optimiser,
+)
+from learner.trajectory import TrajectoryLearner, tokens
 from m3pc.config import Config, PretrainConfig
 from m3pc.masks import draw
 from m3pc.model import TrajectoryModel
 from m3pc.streams import MASKS, counter_stream
 from m3pc.tokens import Tokens
-from m3pc.types import SegmentBatch
+from m3pc.types import DivergedError, SegmentBatch
 from tests.small_weights import ACTIONS, STATES, segments, tiny_config, tiny_weights
 
 Batch = SegmentBatch[NDArray[Any]]
@@ -293,7 +299,32 @@ def test_a_batch_that_is_not_finite_changes_nothing(name: str, number: float) ->
     assert same_bits(parameters(learner), before)
 
 
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    learner = tiny_learner()
+    learner.update(0, segments())
+    before = parameters(learner)
+    parameter = next(iter(learner.model.parameters()))
+    parameter.register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(DivergedError, match="gradient of update 1 is"):
+        learner.update(1, segments())
+    assert same_bits(parameters(learner), before)
+
+
 # Checkpoints
+
+
+def test_moments_are_restored_to_where_the_parameters_are() -> None:
+    """A checkpoint is read into memory; the device of the parameters is another."""
+    model = torch.nn.Linear(2, 1)
+    optimiser = adamw(model, Config().optimiser)
+    model(torch.ones(1, 2)).backward()
+    optimiser.step()
+    state = optimiser_state(optimiser, dict(model.named_parameters()))
+    away = torch.nn.Linear(2, 1, device="meta")
+    other = adamw(away, Config().optimiser)
+    restore_optimiser(other, dict(away.named_parameters()), state)
+    devices = {moment.device.type for row in other.state.values() for moment in row.values()}
+    assert devices == {"meta"}
 
 
 def test_a_restored_learner_goes_on_with_the_same_bits() -> None:

@@ -75,6 +75,16 @@ def test_every_row_is_a_step_of_an_episode(
     assert drawn.returns.tolist() == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_task_that_ended_may_be_told_to_go_on(tmp_path: Path) -> None:
+    """As if the clock had ended it: critic.terminals=false."""
+    with write_store(tmp_path / "s", header(), segment_bytes=1) as writer:
+        writer.append(numbered(0, 3, terminated=True))
+    store = Store(tmp_path / "s")
+    drawn = TransitionSampler(store, batch=50, seed=0, discount=HALF, terminals=False).batch(0)
+    found = {int(s[1]): x for s, x in zip(drawn.states, drawn.returns.tolist(), strict=True)}
+    assert found == {0: pytest.approx(2.75 / 0.875), 1: pytest.approx(3.5 / 0.75), 2: 6}
+
+
 def test_returns_by_hand(tmp_path: Path) -> None:
     """Rewards 1, 2, 3, discount a half: a task's end, and a clock's that 1 - 0.5^n makes up for."""
     with write_store(tmp_path / "s", header(), segment_bytes=1) as writer:

@@ -14,7 +14,8 @@ from m3pc.cli import authors, config, data, doctor, evaluate, pretrain
 # compute. Whoever wants another number sets it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-BAD_INPUT, INTERNAL, IO, MEMORY, INTERRUPTED = 2, 70, 74, 75, 130  # exit codes
+# Exit codes
+BAD_INPUT, INTERNAL, IO, MEMORY, DIVERGED, INTERRUPTED = 2, 70, 74, 75, 76, 130
 
 app = typer.Typer(
     name="m3pc",
@@ -57,10 +58,12 @@ def main() -> None:
     except MemoryError:
         _end(MEMORY, "out of memory; use a machine with more, or less data at a time")
     except Exception as error:
-        from m3pc.types import InputError  # here, because it loads numpy
+        from m3pc.types import DivergedError, InputError  # here, because it loads numpy
 
         if isinstance(error, InputError):
             _end(BAD_INPUT, str(error))
+        if isinstance(error, DivergedError):
+            _end(DIVERGED, str(error))
         traceback.print_exc()
         sys.exit(INTERNAL)
 

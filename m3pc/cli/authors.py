@@ -14,7 +14,8 @@ def import_authors(
     *,
     critic: Annotated[Path, typer.Option(help="Their critic, a .pt with {q, q_target, v}.")],
     stats: Annotated[
-        Path, typer.Option(help="A .npz: mean_states, std_states, mean_rewards, ..., std_returns.")
+        Path,
+        typer.Option(help="A .npz: mean_states, ..., std_returns; the critic's if it has other."),
     ],
     heads: Annotated[
         int | None, typer.Option(min=1, help="Attention heads, if stats has no config; default 4.")
@@ -45,6 +46,11 @@ def import_authors(
         typer.echo(
             f"{stats} has no {' and no '.join(imported.guessed)}: the mean of the returns and "
             f"{STAND_IN:g} standard deviations stand in, also for the return that is asked for"
+        )
+    if imported.shared_scales:
+        typer.echo(
+            f"{stats} has no critic_mean_states and critic_std_states: the model's stand in. The "
+            "authors' critic saw unpadded statistics; without them q and q0 score other states"
         )
 
 

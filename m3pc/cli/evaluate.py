@@ -1,14 +1,16 @@
 """`m3pc evaluate`: play a checkpoint's planners and say how well they did."""
 
+import hashlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from m3pc.run.evaluate import Played
+    from m3pc.run.evaluate import Match, Order, Played
 
 
 def evaluate(
@@ -18,7 +20,10 @@ def evaluate(
     ] = None,
     planner: Annotated[
         list[str] | None,
-        typer.Option(help="rcbc, m, q, q0, goal or goal-mask. May be repeated, to compare."),
+        typer.Option(
+            help="rcbc, m, q, q0, goal or goal-mask. May be repeated, to compare. "
+            "Default: planner.mode of the checkpoint."
+        ),
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes for each planner.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Of resets and candidates.")] = 0,
@@ -33,7 +38,10 @@ def evaluate(
     waypoints: Annotated[
         Path | None, typer.Option(help=".npy of states to reach, a row a step: for goal modes.")
     ] = None,
-    spacing: Annotated[int, typer.Option(min=1, help="Rows of it that share a subgoal.")] = 1,
+    spacing: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows of it that share a subgoal; default: goal.spacing."),
+    ] = None,
     video: Annotated[bool, typer.Option("--video", help="Film the first episode too.")] = False,
     out: Annotated[
         Path | None, typer.Option("--json", help="Everything as JSON; default CKPT/evaluations/.")
@@ -41,9 +49,10 @@ def evaluate(
 ) -> None:
     """Play episodes that depend on the seed alone; print return, score, speed; keep JSON."""
     from m3pc.cli.progress import progress
-    from m3pc.run.evaluate import Order, match, modes
+    from m3pc.files import replace_file
+    from m3pc.run.evaluate import Order, matches
+    from m3pc.types import InputError
 
-    names = modes(planner or ["m"])
     order = Order(
         path=checkpoint,
         env_id=env,
@@ -54,21 +63,38 @@ def evaluate(
         waypoints=waypoints,
         spacing=spacing,
     )
+    ready = matches(order, planner or ())
+    if (waypoints or spacing) and not any(one.waypoints is not None for one in ready):
+        raise InputError("--waypoints and --spacing are for the planners goal and goal-mask")
+    file = out or _folder(checkpoint) / f"{_stem(order, ready)}.json"
+    if file.is_dir():
+        raise InputError(f"--json is {file}, a folder; give a file")
+    file.parent.mkdir(parents=True, exist_ok=True)
     played = []
-    matches = [match(order, name) for name in names]
-    for one in matches:
+    for one in ready:
         with progress(f"playing {one.mode}", "episodes") as report:
             played.append(one.play(report))
     _show(played)
-    stem = f"{'-'.join(names)}-seed{seed}"
-    file = out or checkpoint / "evaluations" / f"{stem}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps([one.as_json() for one in played], indent=1) + "\n")
+    content = json.dumps([one.as_json() for one in played], indent=1) + "\n"
+    replace_file(file, content.encode())
     typer.echo(f"JSON: {file}")
-    for one in matches if video else []:
+    for one in ready if video else []:
         path = file.with_name(f"{one.mode}-seed{seed}.mp4")
         one.film(path)
         typer.echo(f"video: {path}")
+
+
+def _folder(checkpoint: Path) -> Path:
+    """Beside the checkpoints of a run, where they stay when old checkpoints go."""
+    run = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
+    return run / "evaluations"
+
+
+def _stem(order: "Order", ready: "list[Match]") -> str:
+    """Planners and seed, and a hash of all else: one result does not overwrite another."""
+    asked = replace(order, path=Path()), ready[0].policy.weights.digest
+    rest = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
+    return f"{'-'.join(one.mode for one in ready)}-seed{order.seed}-{rest}"
 
 
 def _show(played: "list[Played]") -> None:
@@ -83,11 +109,11 @@ def _show(played: "list[Played]") -> None:
         table.add_column(name, justify="left" if name == "planner" else "right", no_wrap=True)
     for one in played:
         found = one.evaluation
-        score = "" if found.score is None else f"{found.score:.1f} ± {found.score_error:.1f}"
+        score = "" if found.score is None else _with_error(found.score, found.score_error, 1)
         effective, asked = found.effective.mean(), found.first_conditions.mean()
         table.add_row(
             one.mode,
-            f"{found.mean:.0f} ± {found.standard_error:.0f}",
+            _with_error(found.mean, found.standard_error, 0),
             score,
             f"{found.lengths.mean():.0f}",
             "" if math.isnan(asked) else f"{asked:.3g}",
@@ -96,3 +122,9 @@ def _show(played: "list[Played]") -> None:
             f"{found.decisions_per_second:.0f}",
         )
     Console(highlight=False).print(table)
+
+
+def _with_error(value: float, error: float | None, digits: int) -> str:
+    if error is None or math.isnan(error):
+        return f"{value:.{digits}f}"
+    return f"{value:.{digits}f} ± {error:.{digits}f}"

@@ -3,13 +3,13 @@
 import gymnasium
 
 from m3pc.envs.make import engine, make, make_vector, step_limit
-from m3pc.envs.scores import normalised_score
+from m3pc.envs.scores import normalised_score, robot
 
-__all__ = ["engine", "make", "make_vector", "normalised_score", "step_limit"]
+__all__ = ["engine", "make", "make_vector", "normalised_score", "robot", "step_limit"]
 
-for robot in ("Hopper", "Walker2d", "HalfCheetah"):
+for _name in ("Hopper", "Walker2d", "HalfCheetah"):
     gymnasium.register(
-        id=f"d4rl/{robot}-v2",
-        entry_point=f"m3pc.envs.d4rl:{robot}Env",
+        id=f"d4rl/{_name}-v2",
+        entry_point=f"m3pc.envs.d4rl:{_name}Env",
         max_episode_steps=1000,
     )

@@ -12,10 +12,16 @@ REFERENCE: Mapping[str, tuple[float, float]] = {
 ROBOT = re.compile(r"(?:d4rl/)?(\w+?)(?:-v\d+)?")  # d4rl's ids and gymnasium's own, any version
 
 
+def robot(env_id: str) -> str:
+    """Hopper of Hopper-v4 and of d4rl/Hopper-v2; an id of another form as it is."""
+    match = ROBOT.fullmatch(env_id)
+    return match[1] if match else env_id
+
+
 def normalised_score(env_id: str, episode_return: float) -> float | None:
     """The return on D4RL's scale; None where D4RL has no reference for the environment."""
-    match = ROBOT.fullmatch(env_id)
-    if match is None or match[1] not in REFERENCE:
+    name = robot(env_id)
+    if name not in REFERENCE:
         return None
-    random, expert = REFERENCE[match[1]]
+    random, expert = REFERENCE[name]
     return 100 * (episode_return - random) / (expert - random)

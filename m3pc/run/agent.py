@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 
 from m3pc import checkpoint
+from m3pc.checkpoint import Checkpoint
 from m3pc.compute import prepare_compute
 from m3pc.config import BACKWARD
 from m3pc.settings import override
 from m3pc.types import Decision, Floats, InputError
-from m3pc.weights import Weights
 from m3pc.windows import Histories
 from planner.policy import Policy
+
+SETTABLE = ("planner", "conditioning", "goal", "compute")  # sections that planning reads
 
 
 class Agent:
@@ -66,10 +68,23 @@ class Agent:
 
 def load(path: Path | str, *, sets: Sequence[str] = ()) -> Agent:
     """The agent of a run or checkpoint; `sets` such as "planner.mode=q" change how it plans."""
-    return Agent(policy(checkpoint.read(path).weights, sets))
+    return Agent(policy(checkpoint.read(path), sets))
 
 
-def policy(weights: Weights, sets: Sequence[str]) -> Policy:
-    config = override(weights.config, sets)
+def policy(found: Checkpoint, sets: Sequence[str]) -> Policy:
+    """The planner of a checkpoint, after `sets`."""
+    trained = found.weights.config
+    config = override(trained, sets)
+    for name in type(config).model_fields:
+        if name not in SETTABLE and getattr(config, name) != getattr(trained, name):
+            raise InputError(
+                f"{name} was settled by training; what may change afterwards is in "
+                f"{', '.join(SETTABLE)}"
+            )
+    if config.planner.mode in ("q", "q0") and found.progress.get("critic_updates") == 0:
+        raise InputError(
+            f"planner.mode is {config.planner.mode}, but the critic of {found.path} has not "
+            "learned yet; finish the run, or plan by m or rcbc"
+        )
     prepare_compute(config.compute)
-    return Policy(weights, config)
+    return Policy(found.weights, config)

@@ -42,7 +42,8 @@ Shape = tuple[int, ...]
 Theirs = Callable[[str, Shape], dict[str, Shape]]  # our tensor -> those of theirs it is joined from
 
 STATISTICS = {name: f"{name.split('.')[1]}_{name.split('.')[0]}" for name in SCALES}  # ours, theirs
-OPTIONAL = {"config": (7,), "max_returns": (1,), "min_returns": (1,)}
+OPTIONAL = {"config": 7, "max_returns": 1, "min_returns": 1}  # and how many numbers
+CRITIC_SCALES = {"critic.state_mean": "critic_mean_states", "critic.state_std": "critic_std_states"}
 CRITICS = (  # of the recorded file, and of their trainer's, which starts the targets as a copy
     {"q": "q", "q_target": "q_target", "v": "v"},
     {"q": "qf", "q_target": "qf", "v": "vf"},
@@ -85,6 +86,7 @@ class Files:
 class Imported:
     weights: Weights
     guessed: tuple[str, ...]  # extremes of the returns that the statistics did not have
+    shared_scales: bool  # the critic has the model's, for want of its own
 
 
 def import_authors(
@@ -102,6 +104,7 @@ def import_authors(
     ours = found.model.joined(_shapes(model), _model_names)
     positions = ours.pop("positions")
     normaliser, extremes, guessed = _statistics(found.stats, sizes[0])
+    critic_scales, shared = _critic_scales(found.stats, normaliser)
     weights = Weights(
         version=found.step,
         config=config,
@@ -113,8 +116,7 @@ def import_authors(
             **_prefixed("model.", ours),
             **_prefixed("critic.q.", found.q.joined(_shapes(critic.q), _twin_names)),
             **_prefixed("critic.v.", found.v.joined(_shapes(critic.v), _value_names)),
-            "critic.state_mean": normaliser["states.mean"].clone(),
-            "critic.state_std": normaliser["states.std"].clone(),
+            **critic_scales,
             **_prefixed("normaliser.", normaliser),
             "envelope": extremes[1].repeat(horizon),
             "return_range": extremes,
@@ -125,7 +127,7 @@ def import_authors(
     targets = found.q_target.joined(_shapes(critic.q), _twin_names)
     hashes = {name: sha256(path) for name, path in asdict(files).items()}
     checkpoint.write(out, weights, _prefixed("critic.target.", targets), {"authors": hashes})
-    return Imported(weights=weights, guessed=guessed)
+    return Imported(weights=weights, guessed=guessed, shared_scales=shared)
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
@@ -203,7 +205,7 @@ def _numbers(path: Path) -> Tensors:
     """The statistics that are of use, each as one row."""
     arrays = read_npz(path)
     found = {}
-    for name in (*STATISTICS.values(), *OPTIONAL):
+    for name in (*STATISTICS.values(), *OPTIONAL, *CRITIC_SCALES.values()):
         if name not in arrays:
             continue
         if arrays[name].dtype.kind not in "fiu":
@@ -373,7 +375,8 @@ def _layer_names(networks: tuple[str, ...], name: str, shape: Shape) -> dict[str
 
 def _statistics(stats: Part, state_size: int) -> tuple[Tensors, Tensor, tuple[str, ...]]:
     """Our normaliser, least and greatest return [2], and which of these two is a guess."""
-    given = {name: shape for name, shape in OPTIONAL.items() if name in stats.tensors}
+    known = OPTIONAL | dict.fromkeys(CRITIC_SCALES.values(), state_size)
+    given = {name: (size,) for name, size in known.items() if name in stats.tensors}
     sizes = {name: (state_size if "states" in name else 1,) for name in STATISTICS.values()}
     stats.check(sizes | given)
     normaliser = {ours: stats.tensors[theirs] for ours, theirs in STATISTICS.items()}
@@ -386,6 +389,23 @@ def _statistics(stats: Part, state_size: int) -> tuple[Tensors, Tensor, tuple[st
     if extremes[0] > extremes[1]:
         raise InputError(f"{stats.file}: the returns are from {extremes[0]} to {extremes[1]}")
     return normaliser, extremes, tuple(name for name in guesses if name not in stats.tensors)
+
+
+def _critic_scales(stats: Part, normaliser: Tensors) -> tuple[Tensors, bool]:
+    """Mean and spread of the critic's states, and whether they are the model's.
+
+    The authors' critic takes them from the data alone, their model from padded arrays.
+    """
+    given = [name for name in CRITIC_SCALES.values() if name in stats.tensors]
+    if not given:
+        stand_ins = zip(CRITIC_SCALES, ("states.mean", "states.std"), strict=True)
+        return {ours: normaliser[name].clone() for ours, name in stand_ins}, True
+    if len(given) < len(CRITIC_SCALES):
+        raise InputError(f"{stats.file} has {given[0]} alone; give both, or none")
+    found = {ours: stats.tensors[theirs] for ours, theirs in CRITIC_SCALES.items()}
+    if not (found["critic.state_std"] > 0).all():
+        raise InputError(f"{stats.file}: {given[1]} has numbers that are not above 0")
+    return found, False
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -1,6 +1,7 @@
 """A checkpoint's planners, played in an environment."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import numpy as np
 from actors.evaluate import Evaluation, evaluate
 from actors.video import record_video
 from m3pc import checkpoint
+from m3pc.checkpoint import Checkpoint
 from m3pc.config import BACKWARD, MODES
+from m3pc.envs import make, robot
 from m3pc.run.agent import policy
 from m3pc.types import Floats, InputError
 from m3pc.weights import Weights
@@ -32,7 +35,7 @@ class Order:
     ratio: float | None = None  # times the best return of the data; default: the configuration's
     sets: tuple[str, ...] = ()
     waypoints: Path | None = None  # .npy [H, S], for backward plans
-    spacing: int = 1
+    spacing: int | None = None  # rows that share a subgoal; default: the configuration's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +44,13 @@ class Played:
     ratio: float
     version: int
     digest: str
+    settings: tuple[str, ...]  # that differ from the checkpoint's
     evaluation: Evaluation
 
     def as_json(self) -> dict[str, Any]:
         about = {"planner": self.mode, "ratio": self.ratio, "version": self.version}
-        return about | {"weights": self.digest} | self.evaluation.as_json()
+        about |= {"weights": self.digest, "settings": list(self.settings)}
+        return about | self.evaluation.as_json()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +58,13 @@ class Match:
     """An order that can be played with one planner: everything is there and fits."""
 
     order: Order
-    mode: str
     env_id: str
     policy: Policy
     waypoints: Floats | None  # [H, S]
+
+    @property
+    def mode(self) -> str:
+        return self.policy.config.planner.mode
 
     def play(self, report: Report) -> Played:
         found = evaluate(
@@ -75,6 +83,7 @@ class Match:
             ratio=self.policy.config.conditioning.evaluation_ratio,
             version=self.policy.weights.version,
             digest=self.policy.weights.digest,
+            settings=self.order.sets,
             evaluation=found,
         )
 
@@ -91,44 +100,71 @@ class Match:
         )
 
 
-def match(order: Order, mode: str) -> Match:
-    """Read the checkpoint and check the settings, before anything is played."""
-    weights, env_id = _weights(order)
-    settings = [*order.sets, f"planner.mode={mode}"]
+def matches(order: Order, names: Sequence[str] = ()) -> list[Match]:
+    """A match for each planner named, or for that of the configuration, all of the same weights.
+
+    Everything is read and checked before anything is played.
+    """
+    found = checkpoint.read(order.path)
+    env_id = _environment(order, found.weights)
+    settings: list[list[str]] = [[f"planner.mode={name}"] for name in modes(names)] or [[]]
+    return [_match(order, found, env_id, more) for more in settings]
+
+
+def _match(order: Order, found: Checkpoint, env_id: str, more: list[str]) -> Match:
+    settings = [*order.sets, *more]
     if order.ratio is not None:
         settings.append(f"conditioning.evaluation_ratio={order.ratio}")
+    ready = policy(found, settings)
     return Match(
-        order=order,
-        mode=mode,
-        env_id=env_id,
-        policy=policy(weights, settings),
-        waypoints=_waypoints(order, mode, weights),
+        order=order, env_id=env_id, policy=ready, waypoints=_waypoints(order, ready, env_id)
     )
 
 
-def _weights(order: Order) -> tuple[Weights, str]:
-    weights = checkpoint.read(order.path).weights
+def _environment(order: Order, weights: Weights) -> str:
+    """The id of an environment whose states and actions are those of the weights."""
     env_id = order.env_id or weights.env
     if env_id is None:
         raise InputError(f"{order.path} does not say which environment it is for; give --env")
-    return weights, env_id
+    if order.env_id is None and ":" in env_id:  # gymnasium imports what stands before the colon
+        raise InputError(
+            f"{order.path} names the environment {env_id!r}, whose module would be run; "
+            "if you trust it, give it with --env"
+        )
+    with closing(make(env_id)) as env:
+        sizes = [space.shape for space in (env.observation_space, env.action_space)]
+    expected = [(weights.state_size,), (weights.action_size,)]
+    if sizes != expected:
+        raise InputError(
+            f"states and actions of {env_id} have shapes {sizes[0]} and {sizes[1]}, those of "
+            f"{order.path} {expected[0]} and {expected[1]}; give the --env that it learned from"
+        )
+    return env_id
 
 
-def _waypoints(order: Order, mode: str, weights: Weights) -> Floats | None:
+def _waypoints(order: Order, ready: Policy, env_id: str) -> Floats | None:
+    mode, weights = ready.config.planner.mode, ready.weights
     if mode not in BACKWARD:
         return None
     if order.waypoints is None:
         raise InputError(f"planner {mode} needs states to reach; give --waypoints FILE.npy")
     try:
-        table = np.lib.format.open_memmap(order.waypoints, mode="r").astype(np.float32)
+        table = np.lib.format.open_memmap(order.waypoints, mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{order.waypoints} is not a .npy of numbers: {error}") from None
-    if table.ndim != 2 or table.shape[1] != weights.state_size or not np.isfinite(table).all():
+    if table.dtype.kind not in "fiu" or table.ndim != 2 or table.shape[1] != weights.state_size:
         raise InputError(
-            f"{order.waypoints} has shape {list(table.shape)}; expected rows of "
-            f"{weights.state_size} finite numbers, one row a step"
+            f"{order.waypoints} has {table.dtype} of shape {list(table.shape)}; expected rows of "
+            f"{weights.state_size} numbers, one row a step"
         )
-    return subgoals(table, order.spacing)
+    states: Floats = table.astype(np.float32)
+    if len(states) < weights.horizon or not np.isfinite(states).all():
+        raise InputError(
+            f"{order.waypoints} has {len(states)} rows, or some that are not finite; expected "
+            f"finite numbers for each of {weights.horizon} steps: repeat the last row to stay there"
+        )
+    spacing = ready.config.goal.spacing.model_dump().get(robot(env_id).lower(), 1)
+    return subgoals(states, order.spacing or spacing)
 
 
 def modes(names: Sequence[str]) -> list[str]:

@@ -42,7 +42,9 @@ from replay.sampler import Sampler
 from replay.store import Store
 from replay.transitions import TransitionSampler
 
-MEASURED_BATCHES, MEASURED_ROWS = 4, 512  # held-out pieces, and held-out steps
+MEASURED_BATCHES, MEASURED_ROWS, MEASURED_STEPS = 4, 512, 2048  # of pieces, of single steps
+# Tensors that no update changes.
+FROM_DATA = ("normaliser.", "critic.state_", "envelope", "return_range")
 Report = Callable[[Mapping[str, Any]], None]
 
 
@@ -57,6 +59,8 @@ class Pretrained:
 
 def start(store: Store, config: Config, out: Path) -> None:
     """A new run at `out`, with a checkpoint of nothing learned: from here on it can be resumed."""
+    if out.exists():
+        raise InputError(f"{out} exists already; go on with it by --resume, or give another --out")
     prepare_compute(config.compute)
     work = _Work(prepare(store, config), config)
     with staged_directory(out) as stage:
@@ -73,7 +77,7 @@ def resume(run: Path, report: Report, *, data: Store | None = None) -> Pretraine
         source, checksum = (last.progress.get(name) for name in ("data", "checksum"))
         if not isinstance(source, str) or not isinstance(checksum, str):
             raise InputError(f"{last.path} does not say which data it learned from; use another")
-        store = data or Store(source)
+        store = data or _own_data(source)
         if store.checksum != checksum:
             raise InputError(
                 f"{store.path} has checksum {store.checksum[:16]}, {run} was started on "
@@ -82,8 +86,17 @@ def resume(run: Path, report: Report, *, data: Store | None = None) -> Pretraine
         work = _Work(prepare(store, config), config)
         work.restore(last)
         checkpoint.publish(last.path)  # a kill may have come between a checkpoint and its name
-        with RunLog(run, update=work.done) as log:
-            return work.finish(run, log, report)
+        if work.done < work.total:
+            with RunLog(run, update=work.done) as log:
+                work.finish(run, log, report)
+        return Pretrained(path=run, weights=work.weights(), measures=work.measures())
+
+
+def _own_data(source: str) -> Store:
+    try:
+        return Store(source)
+    except InputError as error:
+        raise InputError(f"{error}; if the data moved, say where to with --data") from None
 
 
 def draw_curve(run: Path) -> Path:
@@ -138,6 +151,7 @@ class _Work:
         self.critic = CriticLearner(critic.to(device), config.critic)
         self.pieces = self._pieces(dataset.train, config.pretrain.batch)
         self.transitions = self._transitions(dataset.train, config.critic.batch)
+        self._measured: tuple[Sampler, TransitionSampler] | None = None
         self.model_updates = self.critic_updates = 0
 
     @property
@@ -149,7 +163,7 @@ class _Work:
         critic = self.config.critic
         return self.config.pretrain.updates + critic.regression_updates + critic.updates
 
-    def finish(self, run: Path, log: RunLog, report: Report) -> Pretrained:
+    def finish(self, run: Path, log: RunLog, report: Report) -> None:
         """All updates that are left, with reports, measurements and checkpoints on the way."""
         pretrain, means = self.config.pretrain, _Means()
         while self.done < self.total:
@@ -165,7 +179,6 @@ class _Work:
             if checkpoint_due:
                 log.sync()
                 self.save(run / "checkpoints", str(self.dataset.store.path.resolve()))
-        return Pretrained(path=run, weights=self.weights(), measures=self.measures())
 
     def _due(self, every: int) -> bool:
         """Every so many updates, and at the end of the model's and of the critic's."""
@@ -200,8 +213,12 @@ class _Work:
         held_out = self.dataset.held_out
         if not held_out.any():
             return {}
-        pieces, steps = self._pieces(held_out, MEASURED_ROWS), self._transitions(held_out, 2048)
-        numbers = range(MEASURED_BATCHES)
+        if self._measured is None:
+            self._measured = (
+                self._pieces(held_out, MEASURED_ROWS),
+                self._transitions(held_out, MEASURED_STEPS),
+            )
+        (pieces, steps), numbers = self._measured, range(MEASURED_BATCHES)
         model = measure_model(
             self.model.model, self.normaliser, self.config, map(pieces.batch, numbers)
         )
@@ -210,7 +227,7 @@ class _Work:
     def weights(self) -> Weights:
         dataset = self.dataset
         return Weights(
-            version=self.model_updates,
+            version=self.done,
             config=self.config,
             state_size=self.sizes[0],
             action_size=self.sizes[1],
@@ -240,7 +257,13 @@ class _Work:
 
     def restore(self, last: Checkpoint) -> None:
         self.model_updates, self.critic_updates = self._counters(last.progress)
-        state = last.weights.tensors
+        state, again = last.weights.tensors, self.weights().tensors
+        for name in again:
+            if name.startswith(FROM_DATA) and not torch.equal(state[name], again[name]):
+                raise InputError(
+                    f"{last.path}: {name} is not what this version takes from the data; "
+                    "go on with the version that began the run, or start a new one"
+                )
         self.model.model.load_state_dict(part(state, "model."))
         self.critic.critic.load_state_dict(part(state, "critic."))
         self.model.restore(part(last.training, "model."))
@@ -288,6 +311,7 @@ class _Work:
             batch=batch,
             seed=self.config.seed,
             discount=self.config.critic.discount,
+            terminals=self.config.critic.terminals,
             chosen=chosen,
         )
 
@@ -300,9 +324,10 @@ def _locked(run: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"{run} is not a run: {error.strerror}; give the folder of one") from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{run} is being worked on by another process; wait for it") from None
         yield
-    except BlockingIOError:
-        raise InputError(f"{run} is being worked on by another process; wait for it") from None
     finally:
         os.close(descriptor)

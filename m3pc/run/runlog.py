@@ -51,7 +51,7 @@ class RunLog:
 def read(folder: Path, group: str) -> list[dict[str, Any]]:
     """The lines of one group, in order."""
     lines = [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
-    return [line for line in lines if line.pop("group") == group]
+    return [line for line in lines if line.pop("group", None) == group]
 
 
 def _forget(path: Path, *, after: int) -> None:
@@ -70,6 +70,7 @@ def _forget(path: Path, *, after: int) -> None:
 def _update(line: bytes) -> float:
     """Of a line; of one that a power cut spoilt, later than any."""
     try:
-        return int(json.loads(line)["update"])
+        found = json.loads(line)
+        return int(found["update"]) if "group" in found else math.inf
     except (ValueError, TypeError, KeyError):
         return math.inf
