@@ -17,6 +17,7 @@ import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 METHODS = ("rcbc", "m", "q", "q0")
-RATIOS = (0.7, 0.85, 1.0, 1.15)  # without planning
-PLANS = ((0.8, 0.25), (0.8, 0.5), (1.0, 0.25), (1.0, 0.5))  # ratio, spread
+RATIOS = (0.4, 0.6, 0.8, 1.0, 1.15, 1.3)  # without planning
+PLANS = tuple(product((0.8, 1.0, 1.15), (0.3, 0.6)))  # ratio, spread
 TUNING_SEED, TUNING_EPISODES = 1000, 4
 FRESH_SEED, FRESH_EPISODES = 2000, 20
 TEMPERATURES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0)  # of the figure, at the tuned ratio

@@ -191,8 +191,8 @@ def test_a_shorter_horizon_remembers_more(path: Path, weights: Weights) -> None:
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (["model.width=32"], "settings under model and returns belong to the weights"),
-        (["returns.mode=sum"], "settings under model and returns belong to the weights"),
+        (["model.width=32"], "model was settled by training; what may change"),
+        (["returns.mode=sum"], "returns was settled by training; what may change"),
         (["planner.candidate=3"], "planner.candidates"),
         (["planner.mode=best"], "give one of rcbc, m, q"),
         (["planner.candidates"], "is not a setting"),

@@ -24,6 +24,7 @@ from tests.small_run import (
     TOTAL,
     Watched,
     config,
+    each_update,
     measure_less,
     sets,
     silent,
@@ -199,10 +200,11 @@ def test_training_that_diverges_ends_with_its_own_code(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    order = [*sets(**FEW, pretrain__lr=1e30, optimiser__clip=0.0), "--data", data.path]
+    each_update(monkeypatch, lambda word, batch: batch.states.fill(math.nan))
+    order = [*sets(**FEW), "--data", data.path]
     done = invoke(capsys, monkeypatch, "pretrain", *order, "--out", tmp_path / "run")
     assert done.code == 76
-    assert "training diverged; start again with a lower pretrain.lr" in done.errors
+    assert "update 0 is nan: training diverged; start again with a lower" in done.errors
     assert "Traceback" not in done.errors
 
 

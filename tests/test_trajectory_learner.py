@@ -304,7 +304,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     learner.update(0, segments())
     before = parameters(learner)
     parameter = next(iter(learner.model.parameters()))
-    parameter.register_hook(lambda gradient: gradient * math.inf)
+    parameter.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]
     with pytest.raises(DivergedError, match="gradient of update 1 is"):
         learner.update(1, segments())
     assert same_bits(parameters(learner), before)
