@@ -17,7 +17,7 @@ quickstart: $(VENV)/.installed
 	if [ -d $(QUICK) ]; then $(BIN)/m3pc pretrain --resume $(QUICK); \
 	else $(BIN)/m3pc pretrain --data shipped:hopper-medium-replay --preset small --out $(QUICK) \
 	  --set pretrain.updates=3000 --set critic.regression_updates=1500 --set critic.updates=2500; fi
-	$(BIN)/m3pc evaluate $(QUICK) --planner rcbc --planner m --planner q --episodes 10 --seed 7
+	$(BIN)/m3pc evaluate $(QUICK) --planner rcbc@0.4 --planner m@1 --planner q@1 --episodes 10 --seed 7
 
 test: lint $(OTHER_ENGINE)/.installed
 	$(BIN)/pytest -n 2 -m "not long"

@@ -139,6 +139,13 @@ def test_no_evaluation_overwrites_another(run: Run) -> None:
     assert sorted(row["settings"] for row in found)[-1] == ["planner.candidates=4"]
 
 
+def test_planners_may_be_asked_for_different_returns(run: Run) -> None:
+    planners = ["--planner=rcbc@0.5", "--planner=rcbc", "--planner=m@2", "--ratio=0.25"]
+    assert run("../toy", "--episodes=1", "--json=out", *planners).code == 0
+    found = [(row["planner"], row["ratio"], row["first_conditions"]) for row in rows(Path("out"))]
+    assert found == [("rcbc", 0.5, [1]), ("rcbc", 0.25, [0.5]), ("m", 2, [4])]
+
+
 def test_a_planner_set_as_a_field_is_the_one_that_plays(run: Run) -> None:
     assert run("../toy", "--episodes=1", "--set=planner.mode=q0", "--json=out").code == 0
     assert rows(Path("out"))[0]["planner"] == "q0"
@@ -281,6 +288,8 @@ def test_a_pickle_in_a_table_is_not_run(run: Run) -> None:
 
 BAD: dict[str, tuple[list[str], str]] = {
     "unknown planner": (["../toy", "--planner=best"], "planner is 'best'; give one of rcbc, m, q"),
+    "no ratio": (["../toy", "--planner=m@"], "conditioning.evaluation_ratio"),
+    "a word for a ratio": (["../toy", "--planner=m@much"], "conditioning.evaluation_ratio"),
     "one of two": (["../toy", "--planner=m", "--planner=Q"], "planner is 'Q'"),
     "no environment": (["../nameless"], "does not say which environment it is for; give --env"),
     "unknown environment": (["../toy", "--env=Nowhere-v0"], "Nowhere"),

@@ -21,8 +21,8 @@ def evaluate(
     planner: Annotated[
         list[str] | None,
         typer.Option(
-            help="rcbc, m, q, q0, goal or goal-mask. May be repeated, to compare. "
-            "Default: planner.mode of the checkpoint."
+            help="rcbc, m, q, q0, goal or goal-mask; q@0.9 has a ratio of its own. May be "
+            "repeated, to compare. Default: planner.mode of the checkpoint."
         ),
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Episodes for each planner.")] = 20,
@@ -92,7 +92,11 @@ def _folder(checkpoint: Path) -> Path:
 
 def _stem(order: "Order", ready: "list[Match]") -> str:
     """Planners and seed, and a hash of all else: one result does not overwrite another."""
-    asked = replace(order, path=Path()), ready[0].policy.weights.digest
+    asked = (
+        replace(order, path=Path()),
+        ready[0].policy.weights.digest,
+        [one.policy.config.conditioning.evaluation_ratio for one in ready],
+    )
     rest = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
     return f"{'-'.join(one.mode for one in ready)}-seed{order.seed}-{rest}"
 

@@ -103,19 +103,17 @@ class Match:
 def matches(order: Order, names: Sequence[str] = ()) -> list[Match]:
     """A match for each planner named, or for that of the configuration, all of the same weights.
 
-    Everything is read and checked before anything is played.
+    `q@0.9` is planner q, asked for 0.9 times the best return. Everything is read and checked before
+    anything is played.
     """
     found = checkpoint.read(order.path)
     env_id = _environment(order, found.weights)
-    settings: list[list[str]] = [[f"planner.mode={name}"] for name in modes(names)] or [[]]
-    return [_match(order, found, env_id, more) for more in settings]
+    return [_match(order, found, env_id, more) for more in _settings(names) or [[]]]
 
 
 def _match(order: Order, found: Checkpoint, env_id: str, more: list[str]) -> Match:
-    settings = [*order.sets, *more]
-    if order.ratio is not None:
-        settings.append(f"conditioning.evaluation_ratio={order.ratio}")
-    ready = policy(found, settings)
+    ratio = [] if order.ratio is None else [f"conditioning.evaluation_ratio={order.ratio}"]
+    ready = policy(found, [*order.sets, *ratio, *more])
     return Match(
         order=order, env_id=env_id, policy=ready, waypoints=_waypoints(order, ready, env_id)
     )
@@ -167,9 +165,14 @@ def _waypoints(order: Order, ready: Policy, env_id: str) -> Floats | None:
     return subgoals(states, order.spacing or spacing)
 
 
-def modes(names: Sequence[str]) -> list[str]:
-    """Checked names of planners, in the order given, each once."""
+def _settings(names: Sequence[str]) -> list[list[str]]:
+    """What each planner sets: its mode, and its ratio where one is named with it."""
+    found: dict[str, list[str]] = {}
     for name in names:
-        if name not in MODES:
-            raise InputError(f"planner is {name!r}; give one of {', '.join(MODES)}")
-    return list(dict.fromkeys(names))
+        mode, at, ratio = name.partition("@")
+        if mode not in MODES:
+            raise InputError(f"planner is {mode!r}; give one of {', '.join(MODES)}")
+        found[name] = [f"planner.mode={mode}"]
+        if at:
+            found[name].append(f"conditioning.evaluation_ratio={ratio}")
+    return list(found.values())
