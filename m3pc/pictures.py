@@ -55,7 +55,9 @@ def returns_by_candidates(
     for label, points in curves.items():
         x, y, error = zip(*sorted(points), strict=True)
         axes.errorbar(x, y, yerr=error, marker="o", markersize=3, linewidth=1, label=label)
-    axes.set(xlabel="effective number of candidates", ylabel="return of an episode", xscale="log")
+    axes.set(xlabel="effective number of candidates", ylabel="return of an episode")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.legend(frameon=False)
     _save(figure, path)
 

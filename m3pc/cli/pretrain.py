@@ -63,7 +63,7 @@ def _show(done: "Pretrained") -> None:
     found = done.measures
     if found:
         table = Table("on held-out episodes", "found", "beside it", box=SIMPLE_HEAD)
-        mean = "of the normalised numbers; 1 is their variance"
+        mean = "1 would be their variance"
         rows = (
             ("error of the next state", "state_1", f"{found['copy_1']:.4f}: copying the present"),
             ("error of the last state", "state_h", f"{found['copy_h']:.4f}: copying the present"),
