@@ -49,7 +49,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        return Path(self.run).name.rpartition("-")[0]
+        return _name(self.run)
 
     @property
     def setting(self) -> Setting:

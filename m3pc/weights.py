@@ -50,7 +50,7 @@ class Weights:
                 )
             if not tensor.isfinite().all():
                 raise InputError(f"weights: {name} holds NaN or Inf")
-            if name.endswith(".std") and not (tensor > 0).all():
+            if name.endswith((".std", ".state_std")) and not (tensor > 0).all():
                 raise InputError(f"weights: {name} holds numbers that are not above 0")
 
     @cached_property

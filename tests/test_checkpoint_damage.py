@@ -215,6 +215,10 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
     "halves": (made("critic.q.bias0", lambda x: x.half()), "critic.q.bias0 is torch.float16"),
     "integers": (made("return_range", lambda x: x.int()), "return_range is torch.int32"),
     "no scale": (made("normaliser.states.std", lambda x: 0 * x), "std holds numbers that are not"),
+    "no scale of the critic": (
+        made("critic.state_std", lambda x: 0 * x),
+        "state_std holds numbers",
+    ),
     "turned scale": (made("normaliser.rewards.std", lambda x: -x), "std holds numbers that are"),
     "no number": (made("envelope", lambda x: x[:0]), "envelope is torch.float32 [0]"),
     "one unknown": (
