@@ -26,6 +26,8 @@ from m3pc.strict_yaml import plain
 from m3pc.types import InputError
 from m3pc.weights import Weights
 
+log = logging.getLogger(__name__)
+
 FORMAT = 1
 METADATA, WEIGHTS, TRAINING, LATEST = (
     "metadata.json",
@@ -133,7 +135,7 @@ def newest(folder: Path) -> Checkpoint:
         try:
             return read(path)
         except InputError as error:
-            logging.getLogger(__name__).warning("passed over a checkpoint: %s", error)
+            log.warning("checkpoint passed over path=%s reason=%s", path, error)
             reasons.append(str(error))
     raise InputError(
         f"{folder} has no checkpoint to go on from: {'; '.join(reasons) or 'none'}; give the "

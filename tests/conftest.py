@@ -1,5 +1,49 @@
-"""Settings that must be in place before numpy is imported."""
+"""Settings that must be in place before numpy is imported, and fixtures of several files.
+
+The fixtures import what they need themselves: most tests need no torch.
+"""
 
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+if TYPE_CHECKING:
+    from replay.store import Store
+    from tests.small_run import Watched
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> "Store":
+    """Random episodes to learn from."""
+    from replay.store import Store
+    from tests.small_run import write_data
+
+    return Store(write_data(tmp_path_factory.mktemp("data") / "walk"))
+
+
+@pytest.fixture(scope="session")
+def straight(tmp_path_factory: pytest.TempPathFactory, data: "Store") -> "Watched":
+    """A small run on them that nothing stopped. Copy it before you change it."""
+    from tests.small_run import Watched
+
+    return Watched(data, tmp_path_factory.mktemp("straight") / "run")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs measure less on held-out episodes."""
+    from tests.small_run import measure_less
+
+    measure_less(monkeypatch)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    """A checkpoint."""
+    from tests.small_checkpoint import write_one
+
+    return write_one(tmp_path / "one")

@@ -29,13 +29,7 @@ from tests.small_checkpoint import (
     whole,
     with_metadata,
     with_tensors,
-    write_one,
 )
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Path:
-    return write_one(tmp_path / "one")
 
 
 @pytest.fixture
@@ -191,10 +185,11 @@ DAMAGE: Mapping[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_resumed_run_passes_over_damage_but_a_named_checkpoint_is_refused(
-    name: str, folder: Path
+    name: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     DAMAGE[name](folder / "000000020")
     found = checkpoint.newest(folder)
+    assert f"passed over path={folder / '000000020'}" in caplog.text
     assert (found.path, whole(found)) == (folder / "000000010", expected(1))
     for path in (folder / "000000020", folder, folder.parent):
         refusal(path)

@@ -26,14 +26,7 @@ from tests.small_checkpoint import (
     with_content,
     with_metadata,
     with_tensors,
-    write_one,
 )
-
-
-@pytest.fixture
-def one(tmp_path: Path) -> Path:
-    return write_one(tmp_path / "one")
-
 
 # Damage
 

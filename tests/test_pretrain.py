@@ -25,27 +25,9 @@ from tests.small_run import (
     Watched,
     config,
     each_update,
-    measure_less,
     sets,
     silent,
-    write_data,
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(write_data(tmp_path_factory.mktemp("data") / "walk"))
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    measure_less(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory, data: Store) -> Watched:
-    return Watched(data, tmp_path_factory.mktemp("straight") / "run")
-
 
 # A run
 

@@ -26,7 +26,7 @@ from m3pc.types import InputError
 from replay.store import Store
 from tests.refusals import sentence
 from tests.shared_data import ROOT
-from tests.small_checkpoint import put, with_content, with_metadata
+from tests.small_checkpoint import put, with_content, with_metadata, with_tensors
 from tests.small_run import (
     FEW,
     MODEL,
@@ -34,27 +34,11 @@ from tests.small_run import (
     Watched,
     config,
     each_update,
-    measure_less,
     outcome,
     sets,
     silent,
     write_data,
 )
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(write_data(tmp_path_factory.mktemp("data") / "walk"))
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    measure_less(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory: pytest.TempPathFactory, data: Store) -> Watched:
-    return Watched(data, tmp_path_factory.mktemp("straight") / "run")
 
 
 def copied(straight: Watched, tmp_path: Path, *, back_to: int = TOTAL) -> Path:
@@ -317,6 +301,20 @@ def test_a_state_of_training_that_does_not_fit_is_refused(
     tensors = load((path / TRAINING).read_bytes())
     SPOILT[name](tensors)
     with_content(path, TRAINING, save(tensors))
+    refuse_to_go_on(run)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    "name",
+    ["normaliser.states.mean", "normaliser.returns.std", "critic.state_mean", "envelope"],
+)
+def test_scales_that_the_data_do_not_give_are_refused(
+    name: str, straight: Watched, tmp_path: Path
+) -> None:
+    """Of another version, perhaps: the model would see other numbers than it learned from."""
+    run = copied(straight, tmp_path, back_to=50)
+    with_tensors(run / "checkpoints" / "000000050", lambda tensors: tensors[name].add_(1))
     refuse_to_go_on(run)
 
 

@@ -402,10 +402,7 @@ def _critic_scales(stats: Part, normaliser: Tensors) -> tuple[Tensors, bool]:
         return {ours: normaliser[name].clone() for ours, name in stand_ins}, True
     if len(given) < len(CRITIC_SCALES):
         raise InputError(f"{stats.file} has {given[0]} alone; give both, or none")
-    found = {ours: stats.tensors[theirs] for ours, theirs in CRITIC_SCALES.items()}
-    if not (found["critic.state_std"] > 0).all():
-        raise InputError(f"{stats.file}: {given[1]} has numbers that are not above 0")
-    return found, False
+    return {ours: stats.tensors[theirs] for ours, theirs in CRITIC_SCALES.items()}, False
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> Tensors:
