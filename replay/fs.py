@@ -1,0 +1,107 @@
+"""The few calls through which a live store touches a disk, so that tests can stand in for one.
+
+A write is on the disk after `File.sync`, a name after `sync_folder` of its folder; until then a
+power loss may undo either, in any order. `tests/sim_fs.py` plays every such loss.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from m3pc.files import sync_directory
+
+
+class File(Protocol):
+    """An open file that grows at its end."""
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        """Append all parts, or raise OSError; what was written before an error stays."""
+
+    def write_at(self, offset: int, content: bytes) -> None: ...
+    def truncate(self, size: int) -> None: ...
+    def sync(self) -> None:
+        """After an error nobody knows what the disk holds: never call it again on this file."""
+
+    def close(self) -> None: ...
+
+
+class FS(Protocol):
+    def create(self, path: Path) -> File:
+        """A new file; FileExistsError where the name is taken, by a link too."""
+
+    def append(self, path: Path) -> File: ...
+    def read(self, path: Path) -> bytes: ...
+    def names(self, folder: Path) -> list[str]:
+        """Sorted; none where there is no such folder."""
+
+    def make_folder(self, path: Path) -> None: ...
+    def rename(self, old: Path, new: Path) -> None:
+        """Also onto a name that exists, whose file is then gone."""
+
+    def unlink(self, path: Path) -> None: ...
+    def sync_folder(self, path: Path) -> None: ...
+    def free_bytes(self, path: Path) -> int: ...
+
+
+class DiskFile:
+    def __init__(self, path: Path, flags: int) -> None:
+        self._descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def write(self, parts: Sequence[bytes]) -> None:
+        os.lseek(self._descriptor, 0, os.SEEK_END)
+        _write_all(self._descriptor, parts)
+
+    def write_at(self, offset: int, content: bytes) -> None:
+        os.lseek(self._descriptor, offset, os.SEEK_SET)
+        _write_all(self._descriptor, [content])
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class Disk:
+    """The machine's own files."""
+
+    def create(self, path: Path) -> DiskFile:
+        return DiskFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+
+    def append(self, path: Path) -> DiskFile:
+        return DiskFile(path, os.O_RDWR)
+
+    def read(self, path: Path) -> bytes:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:
+            return file.read()
+
+    def names(self, folder: Path) -> list[str]:
+        return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+    def make_folder(self, path: Path) -> None:
+        path.mkdir(mode=0o700)
+
+    def rename(self, old: Path, new: Path) -> None:
+        old.replace(new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def sync_folder(self, path: Path) -> None:
+        sync_directory(path)
+
+    def free_bytes(self, path: Path) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+
+def _write_all(descriptor: int, parts: Sequence[bytes]) -> None:
+    """The system may take fewer bytes than it is given."""
+    rest = memoryview(b"".join(parts))
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
