@@ -40,14 +40,23 @@ def episodes_schema(states: int) -> pa.Schema:
     )
 
 
+def wire_schema(states: int, actions: int) -> pa.Schema:
+    """What an actor sends of an episode: see `replay/payload.py`."""
+    return _required(
+        states=pa.list_(pa.float32(), states),
+        actions=pa.list_(pa.float32(), actions),
+        rewards=pa.float32(),
+    )
+
+
 def steps_batch(
     episodes: Sequence[Episode], first_number: int, schema: pa.Schema
 ) -> pa.RecordBatch:
     lengths = _lengths(episodes)
     numbers = np.arange(first_number, first_number + len(episodes), dtype=np.int64)
     columns = {
-        "states": _vectors(np.concatenate([e.states[:-1] for e in episodes])),
-        "actions": _vectors(np.concatenate([e.actions for e in episodes])),
+        "states": vectors(np.concatenate([e.states[:-1] for e in episodes])),
+        "actions": vectors(np.concatenate([e.actions for e in episodes])),
         "rewards": pa.array(np.concatenate([e.rewards for e in episodes])),
         "episode": pa.array(np.repeat(numbers, lengths)),
         "step": pa.array(steps_within(lengths).astype(np.int32)),
@@ -65,7 +74,7 @@ def episodes_batch(
         "length": pa.array(lengths.astype(np.int32)),
         "terminated": pa.array([e.terminated for e in episodes]),
         "truncated": pa.array([e.truncated for e in episodes]),
-        "final_state": _vectors(np.stack([e.states[-1] for e in episodes])),
+        "final_state": vectors(np.stack([e.states[-1] for e in episodes])),
         "episode_return": pa.array([e.rewards.sum(dtype=np.float64) for e in episodes]),
         "seed": pa.array([e.seed for e in episodes], pa.int64()),
         "version": pa.array([e.version for e in episodes], pa.int64()),
@@ -77,7 +86,7 @@ def _required(**columns: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
 
 
-def _vectors(values: np.ndarray) -> pa.Array:
+def vectors(values: np.ndarray) -> pa.Array:
     flat = pa.array(np.ascontiguousarray(values, dtype=np.float32).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
