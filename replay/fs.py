@@ -1,7 +1,7 @@
 """The few calls through which a live store touches a disk, so that tests can stand in for one.
 
 A write is on the disk after `File.sync`, a name after `sync_folder` of its folder; until then a
-power loss may undo either, in any order. `tests/sim_fs.py` plays every such loss.
+power loss may undo either, in any order. `tests/sim_fs.py` plays such losses.
 """
 
 import os

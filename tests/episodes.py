@@ -26,3 +26,12 @@ def header(*, states: int = 2, actions: int = 1, horizon: int = 1000) -> Header:
     return Header(
         states=states, actions=actions, horizon=horizon, env=None, source={"kind": "test"}
     )
+
+
+def same(one: Episode, other: Episode) -> bool:
+    arrays = all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        for name in ("states", "actions", "rewards")
+    )
+    names = ("terminated", "truncated", "seed", "version")
+    return arrays and all(getattr(one, name) == getattr(other, name) for name in names)

@@ -29,7 +29,7 @@ from m3pc.types import InputError
 from tests.foreign_files import nothing_left, write_npz
 from tests.refusals import sentence
 from tests.shared_data import golden_file
-from tests.test_reference import renamed, stacked
+from tests.their_names import renamed, stacked
 
 SIZES = {"states": 3, "actions": 2, "rewards": 1, "returns": 1}
 WIDTH, HEADS, ENCODER, DECODER, WINDOW, EXPANSION = 12, 3, 2, 1, 6, 2

@@ -16,6 +16,7 @@ from replay import payload
 from replay.manifest import Header
 from replay.payload import CHECKED, HEAD, LARGEST, MAGIC, PayloadError, decode, encode
 from replay.schema import vectors, wire_schema
+from tests.episodes import same
 
 STATES, ACTIONS, STEPS = 3, 2, 5
 HEADER = Header(states=STATES, actions=ACTIONS, horizon=8, env=None, source={})
@@ -67,15 +68,6 @@ def batch(rows: int = STEPS + 1, **columns: np.ndarray) -> pa.RecordBatch:
         ],
         schema=wire_schema(STATES, ACTIONS),
     )
-
-
-def same(a: Episode, b: Episode) -> bool:
-    arrays = all(
-        np.array_equal(getattr(a, name), getattr(b, name))
-        for name in ("states", "actions", "rewards")
-    )
-    facts = ("terminated", "truncated", "seed", "version")
-    return arrays and all(getattr(a, name) == getattr(b, name) for name in facts)
 
 
 @pytest.mark.parametrize("steps", [1, STEPS, 8])

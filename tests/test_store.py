@@ -5,11 +5,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from m3pc.types import Episode, InputError
+from m3pc.types import InputError
 from replay import manifest
 from replay.statistics import statistics
 from replay.store import Store, write_store
-from tests.episodes import header, numbered
+from tests.episodes import header, numbered, same
 
 EPISODES = [numbered(0, 5), numbered(1, 3, terminated=True), numbered(2, 9)]
 
@@ -19,15 +19,6 @@ def make(path: Path, *, segment_bytes: int = 1 << 20) -> Store:
         for episode in EPISODES:
             writer.append(episode)
     return Store(path)
-
-
-def same(one: Episode, other: Episode) -> bool:
-    arrays = all(
-        np.array_equal(getattr(one, name), getattr(other, name))
-        for name in ("states", "actions", "rewards")
-    )
-    names = ("terminated", "truncated", "seed", "version")
-    return arrays and all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 100, 1 << 20])
