@@ -5,7 +5,8 @@ B batch, L steps of an episode, T of a piece, S state, A action, E environments.
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Generic, Protocol, TypeVar
+from enum import StrEnum
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,40 @@ class Episode:
 
     def __len__(self) -> int:
         return len(self.rewards)
+
+
+class AppendKey(NamedTuple):
+    """Which episode this is: a store takes each key once, in the order of its sequence."""
+
+    slot: int  # of the rollout actor, the same after a restart
+    incarnation: int  # of the process in the slot; a higher one shuts the lower ones out
+    sequence: int  # 0, 1, 2, ... of the incarnation's episodes
+
+
+class Status(StrEnum):
+    """What became of an append. Only the first two promise that the episode is in the store."""
+
+    DURABLE = "durable"  # now
+    DUPLICATE = "duplicate"  # since an earlier append with this key
+    GAP = "gap"  # one before it is missing: send from `expected` on
+    FENCED = "fenced"  # a newer incarnation has the slot, or this one sent too much rubbish: stop
+    RETRY_LATER = "retry later"  # no room or time now: send it again
+    REJECTED = "rejected"  # never, whatever the number of trials; its sequence number is used up
+
+
+Durability = Literal["fsync", "os"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    status: Status
+    expected: int  # the sequence number that the store takes next from this incarnation
+    durability: Durability  # fsync: survives power loss; os: survives the death of any process
+    reason: str = ""
+
+
+class EpisodeSink(Protocol):
+    def append(self, key: AppendKey, payload: bytes) -> Ack: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,18 +4,23 @@ A write is on the disk after `File.sync`, a name after `sync_folder` of its fold
 power loss may undo either, in any order. `tests/sim_fs.py` plays such losses.
 """
 
+import fcntl
+import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from m3pc.files import sync_directory
 
+ASIDE = ".new"  # ends the names of files that are not yet what they will be
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
+
 
 class File(Protocol):
     """An open file that grows at its end."""
 
-    def write(self, parts: Sequence[bytes]) -> None:
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
         """Append all parts, or raise OSError; what was written before an error stays."""
 
     def write_at(self, offset: int, content: bytes) -> None: ...
@@ -32,6 +37,9 @@ class FS(Protocol):
 
     def append(self, path: Path) -> File: ...
     def read(self, path: Path) -> bytes: ...
+    def map(self, path: Path) -> bytes | mmap.mmap:
+        """Its content, from the page cache where that is possible."""
+
     def names(self, folder: Path) -> list[str]:
         """Sorted; none where there is no such folder."""
 
@@ -42,13 +50,15 @@ class FS(Protocol):
     def unlink(self, path: Path) -> None: ...
     def sync_folder(self, path: Path) -> None: ...
     def free_bytes(self, path: Path) -> int: ...
+    def lock(self, folder: Path) -> Callable[[], None]:
+        """Own a folder until the answer is called; BlockingIOError where another process does."""
 
 
 class DiskFile:
     def __init__(self, path: Path, flags: int) -> None:
         self._descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
-    def write(self, parts: Sequence[bytes]) -> None:
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
         os.lseek(self._descriptor, 0, os.SEEK_END)
         _write_all(self._descriptor, parts)
 
@@ -76,9 +86,17 @@ class Disk:
         return DiskFile(path, os.O_RDWR)
 
     def read(self, path: Path) -> bytes:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, _READ)
         with open(descriptor, "rb") as file:
             return file.read()
+
+    def map(self, path: Path) -> bytes | mmap.mmap:
+        descriptor = os.open(path, _READ)
+        try:
+            size = os.fstat(descriptor).st_size  # nothing of size 0 can be mapped
+            return mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b""
+        finally:
+            os.close(descriptor)
 
     def names(self, folder: Path) -> list[str]:
         return sorted(os.listdir(folder)) if folder.is_dir() else []
@@ -99,9 +117,19 @@ class Disk:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
+    def lock(self, folder: Path) -> Callable[[], None]:
+        """On the folder itself: a file for it would be one more that can be lost or left."""
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return lambda: os.close(descriptor)
 
-def _write_all(descriptor: int, parts: Sequence[bytes]) -> None:
+
+def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
     """The system may take fewer bytes than it is given."""
-    rest = memoryview(b"".join(parts))
+    rest = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
     while rest:
         rest = rest[os.write(descriptor, rest) :]

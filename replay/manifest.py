@@ -1,8 +1,11 @@
 """The list of what a store holds: an append-only text file, one checked JSON event a line.
 
-    9a0c1f2e {"event": "open", ...}       sizes, source, format
+    9a0c1f2e {"event": "open", ...}       sizes, source, format; "live" for one that grows
     51d0b7aa {"event": "seal", ...}       one segment: rows, bytes and SHA-256 of its two files
     e2f6c411 {"event": "close", ...}      totals: nothing more will come
+
+In a live store `roll` stands for a log that became a segment, `drop` for segments that went,
+`quarantine` for a damaged one that was set aside, `withdraw` for a producer nobody believes.
 
 The eight digits are the CRC-32 of all that stands before the line and of the line's JSON, so a
 changed, lost, added or swapped line shows.
@@ -10,12 +13,16 @@ changed, lost, added or swapped line shows.
 
 import json
 import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from m3pc.types import InputError
+from replay.fs import FS
 from replay.schema import FORMAT
 
 NAME = "MANIFEST"
@@ -29,7 +36,7 @@ class Event(BaseModel):
 class Header(Event):
     """What every episode in the store has in common."""
 
-    event: Literal["open"] = "open"
+    event: Literal["open", "live"] = "open"
     format: int = FORMAT
     states: int = Field(ge=1, le=65_536)  # S
     actions: int = Field(ge=1, le=65_536)  # A
@@ -58,12 +65,44 @@ class Close(Event):
     episodes: int
 
 
-AnyEvent = Annotated[Header | Seal | Close, Field(discriminator="event")]
-_PARSER: TypeAdapter[Header | Seal | Close] = TypeAdapter(AnyEvent)
+class Roll(Event):
+    """Log `number` became segment `number`, unless all that it held had been refused."""
+
+    event: Literal["roll"] = "roll"
+    number: int = Field(ge=0)
+    steps: FileEntry | None
+    episodes: FileEntry | None
+    refused: int = Field(ge=0)  # episodes
+    producers: list[tuple[int, int, int]]  # slot, incarnation, next sequence number, of its own
 
 
-def encode(events: list[Header | Seal | Close]) -> bytes:
-    text, crc = bytearray(), 0
+class Drop(Event):
+    event: Literal["drop"] = "drop"
+    numbers: list[int]
+    reason: Literal["retention", "operator"]
+
+
+class Quarantine(Event):
+    event: Literal["quarantine"] = "quarantine"
+    number: int
+    reason: str
+
+
+class Withdraw(Event):
+    """What this producer sent is never sampled again."""
+
+    event: Literal["withdraw"] = "withdraw"
+    slot: int
+    incarnation: int | None  # None: all of them up to now and later
+
+
+AnyEvent = Header | Seal | Close | Roll | Drop | Quarantine | Withdraw
+_PARSER: TypeAdapter[AnyEvent] = TypeAdapter(Annotated[AnyEvent, Field(discriminator="event")])
+
+
+def encode(events: Sequence[AnyEvent], crc: int = 0) -> bytes:
+    """Lines that follow one whose digits are `crc`."""
+    text = bytearray()
     for event in events:
         body = event.model_dump_json().encode()
         crc = zlib.crc32(body, crc)
@@ -71,50 +110,70 @@ def encode(events: list[Header | Seal | Close]) -> bytes:
     return bytes(text)
 
 
-def read(folder: Path) -> tuple[Header, list[Seal], Close]:
-    """Header, segments and totals of a closed store."""
-    path = folder / NAME
-    if not path.is_file() or path.is_symlink():
-        raise InputError(
-            f"{folder} is not a store: it has no {NAME} file; give a folder made by `m3pc data`"
-        )
-    if path.stat().st_size > LARGEST:
-        raise InputError(f"{path} is larger than {LARGEST} bytes; it is not a manifest of ours")
-    events = _parse(path.read_bytes(), path)
-    match events:
-        case [Header() as header, *seals, Close() as close] if seals and all(
-            isinstance(seal, Seal) for seal in seals
-        ):
-            return header, [seal for seal in seals if isinstance(seal, Seal)], close
-    raise InputError(
-        f"{path} is not whole: expected a header, segments and a closing line, found "
-        f"{[event.event for event in events][-3:]} at its end; make or import the data again"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """The whole lines from the beginning on, and what comes after them."""
+
+    events: list[AnyEvent]
+    whole: bytes  # those lines
+    crc: int  # digits of the last one
+    rest: bytes  # the line that is not, and all after it
+    more: bool  # whether a whole line comes after that one: it did not just get torn
+
+
+def parse(content: bytes, path: Path) -> Parsed:
+    bodies, size, crc = [], 0, 0
+    lines = content.splitlines(keepends=True)
+    for line in lines:
+        if (body := _body(line, crc)) is None:
+            break
+        bodies.append(body)
+        crc, size = int(line[:8], 16), size + len(line)
+    if bodies:
+        _refuse_other_formats(bodies[0], path)
+    try:
+        events = [_PARSER.validate_json(body) for body in bodies]
+    except ValidationError as error:
+        raise InputError(f"{path} holds no event of format {FORMAT}: {error.errors()[0]}") from None
+    return Parsed(
+        events=events,
+        whole=content[:size],
+        crc=crc,
+        rest=content[size:],
+        more=_chain_goes_on(lines[len(bodies) :]),
     )
 
 
-def _parse(content: bytes, path: Path) -> list[Header | Seal | Close]:
-    bodies = _checked_lines(content, path)
-    _refuse_other_formats(bodies[0], path)
+def read(fs: FS, folder: Path) -> bytes:
+    path = folder / NAME
     try:
-        return [_PARSER.validate_json(body) for body in bodies]
-    except ValidationError as error:
-        raise InputError(f"{path} holds no event of format {FORMAT}: {error.errors()[0]}") from None
+        content = fs.map(path)
+    except OSError:
+        raise InputError(
+            f"{folder} is not a store: it has no {NAME} file; "
+            "give a folder made by `m3pc data` or by a run"
+        ) from None
+    if len(content) > LARGEST:
+        raise InputError(f"{path} is larger than {LARGEST} bytes; it is not a manifest of ours")
+    return bytes(content[:])
 
 
-def _checked_lines(content: bytes, path: Path) -> list[bytes]:
-    bodies, crc = [], 0
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        body = line[9:-1]
-        crc = zlib.crc32(body, crc)
-        if line != b"%08x %s\n" % (crc, body):
-            raise InputError(
-                f"{path} line {number} was changed or cut: its checksum is wrong; "
-                "make or import the data again"
-            )
-        bodies.append(body)
-    if not bodies:
-        raise InputError(f"{path} is empty; make or import the data again")
-    return bodies
+def _body(line: bytes, crc: int) -> bytes | None:
+    """The JSON of a whole line after one with the digits `crc`."""
+    body = line[9:-1]
+    return body if line == b"%08x %s\n" % (zlib.crc32(body, crc), body) else None
+
+
+def _chain_goes_on(lines: list[bytes]) -> bool:
+    """Each line's checksum begins with the digits before it, so what follows a bad one can fit."""
+    for before, line in pairwise(lines):
+        try:
+            digits = int(before[:8], 16) & 0xFFFFFFFF
+        except ValueError:
+            continue
+        if _body(line, digits) is not None:
+            return True
+    return False
 
 
 def _refuse_other_formats(body: bytes, path: Path) -> None:

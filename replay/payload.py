@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from m3pc.types import Episode, Floats, InputError
+from replay.checks import check
 from replay.manifest import Header
 from replay.schema import vectors, wire_schema
-from replay.store import check
 
 MAGIC = b"m3pe"
 HEAD = struct.Struct("<4sIIIqq")

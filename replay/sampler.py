@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from m3pc.returns import ReturnRule, returns_to_go
 from m3pc.streams import counter_stream
 from m3pc.types import Floats, InputError, SegmentBatch
-from replay.store import Segment, Store
+from replay.segment import Segment
+from replay.store import Store
 
 Rows = NDArray[np.int64]
 Chosen = NDArray[np.bool_]

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from m3pc.returns import steps_within
-from m3pc.types import Episode
+from m3pc.types import AppendKey, Episode
 
 FORMAT = 1
 
@@ -40,6 +40,12 @@ def episodes_schema(states: int) -> pa.Schema:
     )
 
 
+def live_episodes_schema(states: int) -> pa.Schema:
+    """The same with the key under which each was appended."""
+    keys = [pa.field(name, pa.int64(), nullable=False) for name in AppendKey._fields]
+    return pa.schema([*episodes_schema(states), *keys])
+
+
 def wire_schema(states: int, actions: int) -> pa.Schema:
     """What an actor sends of an episode: see `replay/payload.py`."""
     return _required(
@@ -65,7 +71,10 @@ def steps_batch(
 
 
 def episodes_batch(
-    episodes: Sequence[Episode], first_number: int, schema: pa.Schema
+    episodes: Sequence[Episode],
+    first_number: int,
+    schema: pa.Schema,
+    keys: Sequence[AppendKey] | None = None,
 ) -> pa.RecordBatch:
     lengths = _lengths(episodes)
     columns = {
@@ -79,6 +88,9 @@ def episodes_batch(
         "seed": pa.array([e.seed for e in episodes], pa.int64()),
         "version": pa.array([e.version for e in episodes], pa.int64()),
     }
+    if keys is not None:
+        by_name = zip(AppendKey._fields, zip(*keys, strict=True), strict=True)
+        columns |= {name: pa.array(values, pa.int64()) for name, values in by_name}
     return pa.record_batch([columns[name] for name in schema.names], schema=schema)
 
 

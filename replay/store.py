@@ -1,16 +1,20 @@
-"""Episodes on disk: written once, checked at every opening, read through the page cache.
+"""Episodes on disk: checked at every opening, read through the page cache.
 
     STORE/MANIFEST                        what exists; nothing else counts
     STORE/segments/000000.steps.arrow     a row a step
     STORE/segments/000000.episodes.arrow  a row an episode
+    STORE/log/000001.log                  what came last, where the store is live
+    STORE/MARK                            how far that may be read
+    STORE/quarantine/                     damaged files, set aside
 
 R rows of steps, E episodes, S state, A action.
 """
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,61 +22,102 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from m3pc.files import durable_file, sha256, staged_directory
-from m3pc.types import Episode, Floats, InputError
+from m3pc.types import Episode, InputError, Integers
 from replay import manifest
+from replay.checks import check
+from replay.fs import FS, Disk
+from replay.listing import Listed, add_up
 from replay.manifest import Close, FileEntry, Header, Seal
-from replay.schema import FORMAT, episodes_batch, episodes_schema, steps_batch, steps_schema
+from replay.schema import episodes_batch, episodes_schema, steps_batch, steps_schema
+from replay.segment import FOLDER, Segment, open_segment
+from replay.tail import read_tail, whole
 
 SEGMENT_BYTES = 1 << 30  # a segment is sealed when its episodes fill this much
-ACTION_SLACK = 1e-4  # rounding that recorders were seen to leave beyond [-1, 1]
+ATTEMPTS = 100  # to read a store while it changes
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """The mapped columns of one segment. Arrays are read-only views of the file."""
-
-    states: Floats  # [R, S]
-    actions: Floats  # [R, A]
-    rewards: Floats  # [R]
-    lengths: NDArray[np.int64]  # [E]
-    terminated: NDArray[np.bool_]  # [E]
-    truncated: NDArray[np.bool_]  # [E]
-    final_states: Floats  # [E, S]
-    episode_returns: NDArray[np.float64]  # [E]
-    seeds: NDArray[np.int64]  # [E]
-    versions: NDArray[np.int64]  # [E]
+log = logging.getLogger(__name__)
 
 
 class Store:
-    """A closed store, opened for reading."""
+    """What a store holds at one moment, opened for reading; it may grow, this does not."""
 
-    def __init__(self, path: Path | str) -> None:
-        """Check every byte, then map. Damage of any kind is an InputError that names the file."""
-        self.path = Path(path)
-        self.header, self._seals, self.totals = manifest.read(self.path)
-        self.segments = tuple(self._open(seal) for seal in self._seals)
-        counted = (
-            len(self.segments),
-            sum(len(s.rewards) for s in self.segments),
-            sum(len(s.lengths) for s in self.segments),
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        fs: FS | None = None,
+        skip_damaged: bool = False,
+        before: "Store | None" = None,
+    ) -> None:
+        """Check every byte, then map. Damage of any kind is an InputError that names the file.
+
+        skip_damaged  go on without segments that changed; `damaged` names them
+        before        what was seen earlier and is not looked at again
+        """
+        self.path, self._fs, self._skip_damaged = Path(path), fs or Disk(), skip_damaged
+        self.segments: tuple[Segment, ...] = ()
+        self.damaged: dict[int, str] = dict(before.damaged) if before else {}
+        self._sealed: dict[int, Segment] = dict(before._sealed) if before else {}
+        for attempt in range(ATTEMPTS):
+            self._manifest = manifest.read(self._fs, self.path)
+            try:
+                self._look(before)
+                break
+            except InputError:  # perhaps a writer was faster: then the manifest has grown
+                if manifest.read(self._fs, self.path) == self._manifest or attempt == ATTEMPTS - 1:
+                    raise
+        self.totals = Close(
+            segments=len(self.segments),
+            steps=int(self.lengths.sum()),
+            episodes=len(self.lengths),
         )
-        if counted != (self.totals.segments, self.totals.steps, self.totals.episodes):
+        if self._listing.close not in (None, self.totals):
             raise InputError(
-                f"{self.path} holds {counted} segments, steps, episodes; {self.totals}"
+                f"{self.path} holds {tuple(self.totals.model_dump().values())[1:]} segments, "
+                f"steps, episodes; {self._listing.close}"
             )
+
+    def later(self) -> "Store":
+        """The same store as it is now. Segments that are still there are the same objects."""
+        if self._listing.close is not None:
+            return self
+        return Store(self.path, fs=self._fs, skip_damaged=self._skip_damaged, before=self)
+
+    @property
+    def header(self) -> Header:
+        return self._listing.header
 
     @property
     def checksum(self) -> str:
-        """SHA-256 of the manifest, which holds the SHA-256 of everything else."""
-        return hashlib.sha256((self.path / manifest.NAME).read_bytes()).hexdigest()
+        """SHA-256 of the manifest, which holds the SHA-256 of everything else, and of the log."""
+        digest = hashlib.sha256(self._manifest)
+        if self._tail is not None:
+            digest.update(self._tail.salt + self._tail.end.to_bytes(8, "little"))
+        return digest.hexdigest()
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
-        return np.concatenate([s.lengths for s in self.segments])
+    def lengths(self) -> Integers:
+        return np.concatenate([np.empty(0, np.int64), *(s.lengths for s in self.segments)])
 
     @property
     def episode_returns(self) -> NDArray[np.float64]:
-        return np.concatenate([s.episode_returns for s in self.segments])
+        return np.concatenate([np.empty(0), *(s.episode_returns for s in self.segments)])
+
+    @property
+    def withdrawn(self) -> NDArray[np.bool_] | None:
+        """Which episodes [E] no learner may see any more; None: it may see all."""
+        if not self._listing.withdrawn:
+            return None
+        marks = [np.empty(0, np.bool_)]
+        for segment in self.segments:
+            assert segment.keys is not None, "only a live store has producers"
+            slots, incarnations = segment.keys[:, 0], segment.keys[:, 1]
+            found = np.zeros(len(slots), np.bool_)
+            for event in self._listing.withdrawn:
+                whole_slot = event.incarnation is None
+                found |= (slots == event.slot) & (whole_slot | (incarnations == event.incarnation))
+            marks.append(found)
+        return np.concatenate(marks)
 
     def episodes(self) -> Iterator[Episode]:
         for segment in self.segments:
@@ -89,33 +134,32 @@ class Store:
                     version=int(segment.versions[e]),
                 )
 
-    def _open(self, seal: Seal) -> Segment:
-        folder = self.path / "segments"
-        steps = _map(folder, seal.steps, steps_schema(self.header.states, self.header.actions))
-        episodes = _map(folder, seal.episodes, episodes_schema(self.header.states))
-        lengths = episodes["length"].to_numpy().astype(np.int64)
-        first = episodes["first"].to_numpy()
-        if lengths.min() < 1 or not np.array_equal(first, np.cumsum(lengths) - lengths):
-            raise InputError(
-                f"{folder / seal.episodes.name} lists episodes that overlap or leave gaps"
+    def _look(self, before: "Store | None") -> None:
+        parsed = manifest.parse(self._manifest, self.path / manifest.NAME)
+        self._listing = add_up(whole(parsed, self.path), self.path / manifest.NAME)
+        for listed in self._listing.segments:
+            if listed.number not in self._sealed.keys() | self.damaged.keys():
+                self._open(listed)
+        numbers = {listed.number for listed in self._listing.segments}
+        self._sealed = {n: s for n, s in self._sealed.items() if n in numbers}
+        self._tail = None
+        if self._listing.close is None:
+            self._tail = read_tail(
+                self._fs, self.path, self._listing, before._tail if before else None
             )
-        if lengths.sum() != steps.num_rows:
-            raise InputError(
-                f"{folder / seal.steps.name} has {steps.num_rows} steps, "
-                f"its episodes {lengths.sum()}"
-            )
-        return Segment(
-            states=_matrix(steps["states"]),
-            actions=_matrix(steps["actions"]),
-            rewards=steps["rewards"].to_numpy(),
-            lengths=lengths,
-            terminated=episodes["terminated"].to_numpy(zero_copy_only=False),
-            truncated=episodes["truncated"].to_numpy(zero_copy_only=False),
-            final_states=_matrix(episodes["final_state"]),
-            episode_returns=episodes["episode_return"].to_numpy(),
-            seeds=episodes["seed"].to_numpy(),
-            versions=episodes["version"].to_numpy(),
-        )
+        tail = self._tail.chunks if self._tail else ()
+        self.segments = (*self._sealed.values(), *tail)
+
+    def _open(self, listed: Listed) -> None:
+        try:
+            segment = open_segment(self._fs, self.path / FOLDER, listed, self.header)
+        except InputError as error:
+            if not self._skip_damaged:
+                raise
+            self.damaged[listed.number] = str(error)
+            log.warning("event=segment-damaged number=%d error=%s", listed.number, error)
+        else:
+            self._sealed[listed.number] = segment
 
 
 class StoreWriter:
@@ -182,76 +226,3 @@ def write_store(
         writer = StoreWriter(stage, header, segment_bytes=segment_bytes)
         yield writer
         writer.close()
-
-
-def check(episode: Episode, header: Header, number: int) -> None:
-    """Refuse an episode that does not fit the store or would poison a learner."""
-    length = len(episode)
-    expected = {
-        "states": (length + 1, header.states),
-        "actions": (length, header.actions),
-        "rewards": (length,),
-    }
-    if length < 1:
-        raise InputError(f"episode {number} has no step; every episode needs one at least")
-    if length > header.horizon:
-        raise InputError(
-            f"episode {number} has {length} steps, more than the step limit {header.horizon}; "
-            "give the right one with --horizon"
-        )
-    for name, shape in expected.items():
-        values: Floats = getattr(episode, name)
-        if values.shape != shape or values.dtype != np.float32:
-            raise InputError(
-                f"episode {number}: {name} are {values.dtype} {list(values.shape)}, "
-                f"expected float32 {list(shape)}"
-            )
-        if not np.isfinite(values).all():
-            row = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise InputError(
-                f"episode {number}: {name} hold NaN or Inf at step {row}; "
-                "every number must be finite, clean the source first"
-            )
-    beyond = float(np.abs(episode.actions).max())
-    if beyond > 1 + ACTION_SLACK:
-        raise InputError(
-            f"episode {number}: an action reaches {beyond:.6g}, expected [-1, 1]; "
-            "rescale the actions to the bounds of their space"
-        )
-
-
-def _map(folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.RecordBatch:
-    path = folder / entry.name
-    if path.is_symlink() or not path.is_file():
-        raise InputError(f"{path} is missing, but the manifest lists it; import the data again")
-    if path.stat().st_size != entry.bytes or sha256(path) != entry.sha256:
-        raise InputError(
-            f"{path} was changed: it differs from the manifest's SHA-256; import the data again"
-        )
-    try:
-        with pa.ipc.open_file(pa.memory_map(str(path))) as reader:
-            if reader.schema != schema or reader.num_record_batches != 1:
-                raise InputError(
-                    f"{path} has other columns than format {FORMAT}; import the data again"
-                )
-            batch = reader.get_batch(0)
-        batch.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path} is not readable as Arrow: {error}; import the data again"
-        ) from None
-    if any(map(_has_nulls, batch.columns)):
-        raise InputError(f"{path} has rows without a value; import the data again")
-    if batch.num_rows != entry.rows:
-        raise InputError(f"{path} has {batch.num_rows} rows, the manifest says {entry.rows}")
-    return batch
-
-
-def _has_nulls(column: pa.Array) -> bool:
-    vectors = isinstance(column, pa.FixedSizeListArray)
-    return bool(column.null_count or (vectors and column.values.null_count))
-
-
-def _matrix(column: pa.FixedSizeListArray) -> Floats:
-    flat: Floats = column.flatten().to_numpy()
-    return flat.reshape(len(column), -1)

@@ -9,7 +9,8 @@ from m3pc.returns import ReturnRule, returns_to_go, steps_within
 from m3pc.streams import CRITIC_BATCH, counter_stream
 from m3pc.types import Floats, TransitionBatch
 from replay.sampler import Chosen, Pieces, Place, Rows
-from replay.store import Segment, Store
+from replay.segment import Segment
+from replay.store import Store
 
 
 class TransitionSampler:

@@ -7,7 +7,7 @@ one, the new one, zeros or noise.
 
 import errno
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -147,6 +147,13 @@ class SimFS:
                 change.apply(self._durable)
         self._pending = [change for change in self._pending if change.waits]
 
+    def map(self, path: Path) -> bytes:
+        return self.read(path)
+
+    def lock(self, folder: Path) -> Callable[[], None]:
+        self._require_folder(folder)
+        return lambda: None
+
     def free_bytes(self, path: Path) -> int:
         self._require_folder(path)
         return self.free
@@ -203,7 +210,7 @@ class SimFile:
     def __init__(self, fs: SimFS, node: Node) -> None:
         self._fs, self._node = fs, node
 
-    def write(self, parts: Sequence[bytes]) -> None:
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
         self._write(len(self._node.content), b"".join(parts))
 
     def write_at(self, offset: int, content: bytes) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from m3pc.types import Episode, InputError
 from replay import manifest
-from replay.manifest import Close, FileEntry, Header, Seal
+from replay.manifest import AnyEvent, Close, FileEntry, Seal
 from replay.store import Store
 from tests.foreign_files import write_small_store
 
@@ -144,9 +144,8 @@ def test_lines_of_the_manifest_that_moved_are_found(store: Path) -> None:
 # Below, checksums are made to fit, as a program with a fault or a person could.
 
 
-def reseal(store: Path, change: Callable[[list[Header | Seal | Close]], object]) -> None:
-    header, seals, close = manifest.read(store)
-    events: list[Header | Seal | Close] = [header, *seals, close]
+def reseal(store: Path, change: Callable[[list[AnyEvent]], object]) -> None:
+    events = manifest.parse((store / MANIFEST).read_bytes(), store / MANIFEST).events
     change(events)
     (store / MANIFEST).write_bytes(manifest.encode(events))
 
@@ -179,10 +178,10 @@ def test_a_first_line_that_is_no_header_is_refused(line: bytes, store: Path) -> 
     refuse(store, MANIFEST)
 
 
-def entries(**changes: object) -> Callable[[list[Header | Seal | Close]], None]:
+def entries(**changes: object) -> Callable[[list[AnyEvent]], None]:
     """Change the entry of the first steps file."""
 
-    def change(events: list[Header | Seal | Close]) -> None:
+    def change(events: list[AnyEvent]) -> None:
         seal = events[1]
         assert isinstance(seal, Seal)
         events[1] = seal.model_copy(update={"steps": seal.steps.model_copy(update=changes)})
@@ -190,11 +189,11 @@ def entries(**changes: object) -> Callable[[list[Header | Seal | Close]], None]:
     return change
 
 
-def totals(**changes: int) -> Callable[[list[Header | Seal | Close]], None]:
+def totals(**changes: int) -> Callable[[list[AnyEvent]], None]:
     return lambda events: events.__setitem__(-1, events[-1].model_copy(update=changes))
 
 
-LIES: dict[str, tuple[Callable[[list[Header | Seal | Close]], object], str]] = {
+LIES: dict[str, tuple[Callable[[list[AnyEvent]], object], str]] = {
     "rows": (entries(rows=13), "has 14 rows, the manifest says 13"),
     "no rows": (entries(rows=0), "MANIFEST holds no event"),
     "bytes": (entries(bytes=1), "000000.steps.arrow was changed"),
@@ -228,7 +227,7 @@ def replaced(store: Path, name: str, content: bytes) -> None:
     """Put other bytes in place of a file of segment 0, and its new hash in the manifest."""
     (store / "segments" / name).write_bytes(content)
 
-    def change(events: list[Header | Seal | Close]) -> None:
+    def change(events: list[AnyEvent]) -> None:
         seal = events[1]
         assert isinstance(seal, Seal)
         kind = name.split(".")[1]

@@ -1,0 +1,198 @@
+"""The open log of a live store: frames that are whole or are not there. L steps, S state, A action.
+
+    head   magic crc | number salt fingerprint
+    frame  magic crc | slot ended reason incarnation sequence seed version steps | the numbers
+
+The numbers are states [L + 1, S], actions [L, A] and rewards [L] as float32, padded to 8 bytes. A
+frame without steps stands for an episode that was refused. Every CRC-32 begins with the log's
+random salt, so that an old log's blocks, which a file system may hand out again, are no frames.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from m3pc.types import AppendKey, Episode, Floats, InputError
+from replay.checks import check
+from replay.fs import FS, File
+from replay.manifest import Header
+from replay.payload import TERMINATED, TRUNCATED, Code
+
+FOLDER = "log"
+MAGIC, FRAME_MAGIC = b"m3pl", b"m3pf"
+HEAD = struct.Struct("<4sIQ8s8s")
+FRAME = struct.Struct("<4sIIHHQQqqII")
+CHECKED = 8  # bytes before those that a checksum covers
+SKIPPED = 4  # bit of `ended`, beside TERMINATED and TRUNCATED
+REASONS: tuple[Code, ...] = get_args(Code)
+SALT = 8  # bytes
+
+Salts = Callable[[int], bytes]  # `os.urandom`, or its stand-in
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One sequence number of a producer."""
+
+    key: AppendKey
+    episode: Episode | None  # None: it was refused
+    reason: Code | None = None  # why
+
+
+def file_name(number: int) -> str:
+    return f"{number:06d}.log"
+
+
+class Log:
+    """A log that grows. What was written counts after `sync`, and not at all if that fails."""
+
+    def __init__(self, file: File, number: int, salt: bytes, end: int) -> None:
+        self._file, self.number, self.salt, self.end = file, number, salt, end
+        self.doubtful = False  # nobody knows what the disk has of it
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """All entries, or an OSError and none of them."""
+        parts = [part for entry in entries for part in encode(entry, self.salt)]
+        try:
+            self._file.write(parts)
+        except OSError:
+            self.cut()
+            raise
+        self.end += sum(map(len, parts))
+
+    def cut(self) -> None:
+        """Remove what a failed write left. Synced, or it could be back after a power loss."""
+        self.doubtful = True
+        self._file.truncate(self.end)
+        self._file.sync()
+        self.doubtful = False
+
+    def sync(self) -> None:
+        self.doubtful = True  # once this fails, asking again would tell nothing
+        self._file.sync()
+        self.doubtful = False
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def create(fs: FS, path: Path, number: int, header: Header, salts: Salts) -> Log:
+    """A new log under a name that may still be in the way; on the disk, but its name is not yet."""
+    if path.name in fs.names(path.parent):
+        fs.unlink(path)
+    salt = salts(SALT)
+    content = HEAD.pack(MAGIC, 0, number, salt, fingerprint(header))
+    content = MAGIC + _checksum([content[CHECKED:]], salt) + content[CHECKED:]
+    file = fs.create(path)
+    try:
+        file.write([content])
+        file.sync()
+    except OSError:
+        file.close()
+        raise
+    return Log(file, number, salt, len(content))
+
+
+def fingerprint(header: Header) -> bytes:
+    """Of what the frames' sizes depend on, and of the store's source."""
+    text = header.model_dump_json().encode()
+    return struct.pack("<II", zlib.crc32(text), zlib.crc32(text, 1))
+
+
+def read_salt(content: bytes, number: int, header: Header) -> bytes | None:
+    """The salt of a log with this number of this store; None if these bytes are something else."""
+    if len(content) < HEAD.size:
+        return None
+    magic, crc, found, salt, mine = HEAD.unpack_from(content)
+    whole = crc.to_bytes(4, "little") == _checksum([content[CHECKED : HEAD.size]], salt)
+    right = magic == MAGIC and found == number and mine == fingerprint(header)
+    return salt if whole and right else None
+
+
+def encode(entry: Entry, salt: bytes) -> list[bytes]:
+    key, episode = entry.key, entry.episode
+    if episode is None:
+        assert entry.reason is not None, "a refused episode has a reason"
+        ended, steps, seed, version = SKIPPED, 0, 0, 0
+        reason, numbers = REASONS.index(entry.reason), b""
+    else:
+        ended = TERMINATED * episode.terminated | TRUNCATED * episode.truncated
+        steps, seed, version, reason = len(episode), episode.seed, episode.version, 0
+        columns = (episode.states, episode.actions, episode.rewards)
+        numbers = b"".join(column.tobytes() for column in columns)
+        numbers += bytes(-len(numbers) % 8)
+    fields = (ended, reason, key.incarnation, key.sequence, seed, version, steps, 0)
+    head = FRAME.pack(FRAME_MAGIC, 0, key.slot, *fields)
+    return [FRAME_MAGIC + _checksum([head[CHECKED:], numbers], salt) + head[CHECKED:], numbers]
+
+
+def frames(
+    content: bytes | memoryview, place: int, header: Header, salt: bytes
+) -> Iterator[tuple[Entry, int]]:
+    """The entries from `place` on, each with where it ends, up to the first that is not whole."""
+    while (found := frame(content, place, header, salt)) is not None:
+        yield found
+        place = found[1]
+
+
+def frame(
+    content: bytes | memoryview, place: int, header: Header, salt: bytes
+) -> tuple[Entry, int] | None:
+    if len(content) < place + FRAME.size or content[place : place + 4] != FRAME_MAGIC:
+        return None
+    _, crc, slot, ended, reason, incarnation, sequence, seed, version, steps, _ = FRAME.unpack_from(
+        content, place
+    )
+    start = place + FRAME.size
+    end = start + (0 if ended == SKIPPED else _size(header, steps))
+    view = memoryview(content)
+    covered = [view[place + CHECKED : start], view[start:end]]
+    if ended & ~SKIPPED and ended & ~(TERMINATED | TRUNCATED):
+        return None
+    if end > len(content) or crc.to_bytes(4, "little") != _checksum(covered, salt):
+        return None
+    key = AppendKey(slot, incarnation, sequence)
+    if ended == SKIPPED:
+        return (Entry(key, None, REASONS[reason]), end) if reason < len(REASONS) else None
+    episode = Episode(
+        **_columns(view[start:end], header, steps),
+        terminated=bool(ended & TERMINATED),
+        truncated=bool(ended & TRUNCATED),
+        seed=seed,
+        version=version,
+    )
+    try:
+        check(episode, header, number=0)
+    except InputError:
+        return None
+    return Entry(key, episode), end
+
+
+def _size(header: Header, steps: int) -> int:
+    width = header.states + header.actions + 1
+    return -(-4 * (steps * width + header.states) // 8) * 8
+
+
+def _columns(numbers: memoryview, header: Header, steps: int) -> dict[str, Floats]:
+    shapes = {
+        "states": (steps + 1, header.states),
+        "actions": (steps, header.actions),
+        "rewards": (steps,),
+    }
+    found, values = {}, np.frombuffer(numbers, np.float32)
+    for name, shape in shapes.items():
+        count = int(np.prod(shape))
+        found[name], values = values[:count].reshape(shape), values[count:]
+    return found
+
+
+def _checksum(parts: Sequence[bytes | memoryview], salt: bytes) -> bytes:
+    crc = zlib.crc32(salt)
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return crc.to_bytes(4, "little")

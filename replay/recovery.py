@@ -1,0 +1,267 @@
+"""What a live store finds on its disk, and how it makes that good again.
+
+Whatever a crash left, opening again leads to the same store: all that was acknowledged, perhaps
+more that was on its way, and nothing torn. What survives is written anew before anything builds on
+it: after a failed sync the system may show bytes that its disk does not have.
+"""
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from m3pc.types import InputError
+from replay import log as logs
+from replay import manifest
+from replay.fs import ASIDE, FS
+from replay.listing import Listed, Listing, Producer, Tally
+from replay.log import Entry, Log, Salts
+from replay.manifest import Header
+from replay.mark import Mark
+from replay.producers import NOBODY, following
+from replay.segment import FOLDER as SEGMENTS
+from replay.segment import check_bytes
+from replay.tail import read_mark
+
+QUARANTINE = "quarantine"
+FOLDERS = (logs.FOLDER, SEGMENTS, QUARANTINE)
+OURS = re.compile(r"([0-9]{6})\.(?:steps|episodes)\.arrow")
+
+log = logging.getLogger(__name__)
+
+
+class DamagedError(InputError):
+    """Bytes that were on the disk once are others now, or gone."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(
+            f"{path} is damaged: {what}; restore it from a copy, or go on without what is lost by "
+            "`m3pc replay drop STORE --damaged`, which sets damaged files aside"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A store as its files say it is; nothing has been changed yet."""
+
+    listing: Listing
+    tally: Tally  # that made it
+    manifest: bytes  # its whole lines
+    crc: int  # digits of the last one
+    entries: list[Entry]  # of the open log
+    torn: int  # bytes at the ends of manifest and log that a crash left
+    lost: list[Listed]  # segments whose files are not what was sealed
+    damaged_log: bytes | None  # as it was found, where something in it is lost
+
+
+def find(fs: FS, path: Path, *, accept_loss: bool = False) -> Found:
+    mark, name = read_mark(fs, path), path / manifest.NAME
+    parsed = manifest.parse(manifest.read(fs, path), name)
+    if not parsed.events or parsed.more or (mark is not None and len(parsed.whole) < mark.manifest):
+        raise DamagedError(name, f"line {len(parsed.events) + 1} is not what was written")
+    if parsed.events[0].event != "live":
+        raise InputError(f"{path} is a finished data set; appending needs a store of a run")
+    tally = Tally(parsed.events, name)
+    listing = tally.listing()
+    name = path / logs.FOLDER / logs.file_name(listing.rolls)
+    try:
+        content = fs.read(name)
+    except OSError:
+        content = b""
+    salt = logs.read_salt(content, listing.rolls, listing.header)
+    entries, end = ([], 0) if salt is None else _in_order(content, listing, salt)
+    wrong = _wrong(mark, listing, salt, end, len(content), len(parsed.whole + parsed.rest))
+    if wrong and not accept_loss:
+        raise DamagedError(name, wrong)
+    return Found(
+        listing=listing,
+        tally=tally,
+        manifest=parsed.whole,
+        crc=parsed.crc,
+        entries=_salvage(content, listing) if wrong else entries,
+        torn=len(parsed.rest) + (0 if wrong else len(content) - end),
+        lost=_lost(fs, path, listing, accept_loss),
+        damaged_log=content if wrong else None,
+    )
+
+
+def _wrong(
+    mark: Mark | None, listing: Listing, salt: bytes | None, end: int, size: int, manifest_size: int
+) -> str:
+    """What the open log shows that no crash explains: its frames end at `end` of `size` bytes."""
+    if salt is None:
+        return "it is missing, or does not begin as this store's open log"
+    if mark is None or (mark.log, mark.salt) != (listing.rolls, salt):
+        return ""
+    if mark.durable > end:
+        return f"the frame at byte {end} is not what was written"
+    if mark.closed and not (mark.visible == end == size):
+        return f"it was closed with {mark.visible} bytes and has {size} now"
+    if mark.closed and manifest_size != mark.manifest:
+        return f"it was closed beside a manifest of {mark.manifest} bytes, not {manifest_size}"
+    return ""
+
+
+def _in_order(content: bytes, listing: Listing, salt: bytes) -> tuple[list[Entry], int]:
+    """Frames up to the first that is torn, or that stands where it cannot have been written."""
+    producers, entries, end = dict(listing.producers), [], logs.HEAD.size
+    for entry, after in logs.frames(content, end, listing.header, salt):
+        if not _is_new(entry, producers):
+            break
+        entries.append(entry)
+        end = after
+    return entries, end
+
+
+def _is_new(entry: Entry, producers: dict[int, Producer]) -> bool:
+    """Whether its sequence number was not used before; it is then."""
+    key = entry.key
+    if (key.incarnation, key.sequence) < producers.get(key.slot, NOBODY):
+        return False
+    producers[key.slot] = following(key)
+    return True
+
+
+def _salvage(content: bytes, listing: Listing) -> list[Entry]:
+    """Every frame that is whole, wherever it stands. The head may be damaged; its salt is tried."""
+    salt = content[16 : 16 + logs.SALT]
+    producers, entries, place = dict(listing.producers), [], logs.HEAD.size
+    while (place := content.find(logs.FRAME_MAGIC, place)) >= 0:
+        found = logs.frame(content, place, listing.header, salt)
+        if found is None:
+            place += 1
+            continue
+        entry, place = found
+        if _is_new(entry, producers):
+            entries.append(entry)
+    return entries
+
+
+def _lost(fs: FS, path: Path, listing: Listing, accept_loss: bool) -> list[Listed]:
+    """Only names and sizes are compared, unless loss is accepted: readers and the scrubber look at
+    every byte."""
+    folder, lost = path / SEGMENTS, []
+    for listed in listing.segments:
+        for entry in (listed.steps, listed.episodes):
+            try:
+                if accept_loss:
+                    check_bytes(fs, folder, entry)
+                elif len(fs.map(folder / entry.name)) != entry.bytes:
+                    raise InputError("its size changed")
+            except (InputError, OSError) as error:
+                if not accept_loss:
+                    what = "it is missing or its size changed, and the manifest lists it"
+                    raise DamagedError(folder / entry.name, what) from None
+                log.warning("event=segment-lost number=%d error=%s", listed.number, error)
+                lost.append(listed)
+                break
+    return lost
+
+
+def renew(fs: FS, path: Path, found: Found, salts: Salts) -> Log:
+    """Write what survived anew and remove what does not count. May be cut short at any point."""
+    replace(fs, path / manifest.NAME, found.manifest)
+    folder, listing = path / logs.FOLDER, found.listing
+    for name in FOLDERS:
+        if name not in fs.names(path):
+            fs.make_folder(path / name)
+    fs.sync_folder(path)
+    name = logs.file_name(listing.rolls)
+    if found.damaged_log:
+        keep(fs, path, name, found.damaged_log)
+    fresh = logs.create(fs, folder / (name + ASIDE), listing.rolls, listing.header, salts)
+    if found.entries:
+        fresh.write(found.entries)
+        fresh.sync()
+    fs.rename(folder / (name + ASIDE), folder / name)
+    fs.sync_folder(folder)
+    _tidy(fs, path, listing)
+    return fresh
+
+
+def _tidy(fs: FS, path: Path, listing: Listing) -> None:
+    listed = {entry.name for s in listing.segments for entry in (s.steps, s.episodes)}
+    spoiled = {event.number for event in listing.quarantined}
+    for name in fs.names(path / SEGMENTS):
+        if name in listed:
+            continue
+        number = int(found[1]) if (found := OURS.fullmatch(name)) else -1
+        if name.endswith(ASIDE) or number in listing.dropped or number == listing.rolls:
+            fs.unlink(path / SEGMENTS / name)
+        else:
+            if number not in spoiled:
+                log.warning("event=file-set-aside name=%s reason=unlisted", name)
+            set_aside(fs, path, name)
+    for name in fs.names(path / logs.FOLDER):
+        if name != logs.file_name(listing.rolls):
+            fs.unlink(path / logs.FOLDER / name)
+    for name in fs.names(path):
+        if name == manifest.NAME + ASIDE:
+            fs.unlink(path / name)
+    for folder in (SEGMENTS, QUARANTINE, logs.FOLDER):
+        fs.sync_folder(path / folder)
+
+
+def set_aside(fs: FS, path: Path, name: str) -> None:
+    """Move a file of a segment to quarantine, under a name that is free there."""
+    fs.rename(path / SEGMENTS / name, path / QUARANTINE / _free(fs, path, name))
+
+
+def keep(fs: FS, path: Path, name: str, content: bytes) -> None:
+    """A copy of damaged bytes, for whoever wants to look at them."""
+    file = fs.create(path / QUARANTINE / _free(fs, path, name))
+    file.write([content])
+    file.sync()
+    file.close()
+    fs.sync_folder(path / QUARANTINE)
+
+
+def _free(fs: FS, path: Path, name: str) -> str:
+    taken = fs.names(path / QUARANTINE)
+    return next(
+        free for n in range(len(taken) + 1) if (free := f"{name}.{n}" if n else name) not in taken
+    )
+
+
+def replace(fs: FS, path: Path, content: bytes) -> None:
+    """Give a file new content; after a crash it has the old or the new one."""
+    aside = path.with_name(path.name + ASIDE)
+    if aside.name in fs.names(path.parent):
+        fs.unlink(aside)
+    file = fs.create(aside)
+    try:
+        file.write([content])
+        file.sync()
+    finally:
+        file.close()
+    fs.rename(aside, path)
+    fs.sync_folder(path.parent)
+
+
+def create(fs: FS, path: Path, header: Header, salts: Salts) -> None:
+    """An empty live store. It exists from the moment at which its manifest does."""
+    strange = _strange(fs, path)
+    if strange:
+        raise InputError(
+            f"{path} holds {', '.join(strange[:3])} and no {manifest.NAME}; give a folder that is "
+            "empty or does not exist, or restore the manifest from a copy"
+        )
+    for name in FOLDERS:
+        if name not in fs.names(path):
+            fs.make_folder(path / name)
+    name = logs.file_name(0)
+    logs.create(fs, path / logs.FOLDER / name, 0, header, salts).close()
+    fs.sync_folder(path / logs.FOLDER)
+    fs.sync_folder(path)
+    replace(fs, path / manifest.NAME, manifest.encode([header]))
+
+
+def _strange(fs: FS, path: Path) -> list[str]:
+    """What stands in a folder and was not left by a crash while a store was made there."""
+    first, names = logs.file_name(0), set(fs.names(path)) - {*FOLDERS, manifest.NAME + ASIDE}
+    for folder in FOLDERS:
+        names |= {f"{folder}/{name}" for name in fs.names(path / folder)}
+    fresh = f"{logs.FOLDER}/{first}"
+    if fresh in names and len(fs.read(path / logs.FOLDER / first)) <= logs.HEAD.size:
+        names.remove(fresh)
+    return sorted(names)

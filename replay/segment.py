@@ -1,0 +1,191 @@
+"""The mapped columns of one segment, checked. R rows of steps, E episodes, S state, A action."""
+
+import hashlib
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from m3pc.types import AppendKey, Episode, Floats, InputError, Integers
+from replay.fs import ASIDE, FS
+from replay.listing import Listed, Listing
+from replay.manifest import FileEntry, Header
+from replay.schema import (
+    FORMAT,
+    episodes_batch,
+    episodes_schema,
+    live_episodes_schema,
+    steps_batch,
+    steps_schema,
+)
+
+FOLDER = "segments"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class Segment:
+    """Arrays are read-only views of the file, or of memory where the episodes are in a log yet."""
+
+    states: Floats  # [R, S]
+    actions: Floats  # [R, A]
+    rewards: Floats  # [R]
+    lengths: Integers  # [E]
+    terminated: NDArray[np.bool_]  # [E]
+    truncated: NDArray[np.bool_]  # [E]
+    final_states: Floats  # [E, S]
+    episode_returns: NDArray[np.float64]  # [E]
+    seeds: Integers  # [E]
+    versions: Integers  # [E]
+    keys: Integers | None  # [E, 3] slot, incarnation, sequence; None where nobody sent them
+
+
+def in_memory(episodes: Sequence[Episode], keys: Sequence[AppendKey]) -> Segment:
+    """The same of episodes that are in no segment yet."""
+    return Segment(
+        states=np.concatenate([e.states[:-1] for e in episodes]),
+        actions=np.concatenate([e.actions for e in episodes]),
+        rewards=np.concatenate([e.rewards for e in episodes]),
+        lengths=np.array([len(e) for e in episodes], np.int64),
+        terminated=np.array([e.terminated for e in episodes]),
+        truncated=np.array([e.truncated for e in episodes]),
+        final_states=np.stack([e.states[-1] for e in episodes]),
+        episode_returns=np.array([e.rewards.sum(dtype=np.float64) for e in episodes]),
+        seeds=np.array([e.seed for e in episodes], np.int64),
+        versions=np.array([e.version for e in episodes], np.int64),
+        keys=np.array(keys, np.int64),
+    )
+
+
+def joined(one: Segment, other: Segment) -> Segment:
+    """The episodes of both, copied."""
+    return Segment(
+        **{
+            name: np.concatenate([getattr(one, name), getattr(other, name)])
+            for name in Segment.__dataclass_fields__
+        }
+    )
+
+
+def open_segment(fs: FS, folder: Path, listed: Listed, header: Header) -> Segment:
+    """Check every byte, then map. Damage of any kind is an InputError that names the file."""
+    live = header.event == "live"
+    schema = live_episodes_schema if live else episodes_schema
+    steps = _map(fs, folder, listed.steps, steps_schema(header.states, header.actions))
+    episodes = _map(fs, folder, listed.episodes, schema(header.states))
+    lengths = episodes["length"].to_numpy().astype(np.int64)
+    first = episodes["first"].to_numpy()
+    if lengths.min() < 1 or not np.array_equal(first, np.cumsum(lengths) - lengths):
+        raise InputError(
+            f"{folder / listed.episodes.name} lists episodes that overlap or leave gaps"
+        )
+    if lengths.sum() != steps.num_rows:
+        raise InputError(
+            f"{folder / listed.steps.name} has {steps.num_rows} steps, its episodes {lengths.sum()}"
+        )
+    names = AppendKey._fields
+    return Segment(
+        states=_matrix(steps["states"]),
+        actions=_matrix(steps["actions"]),
+        rewards=steps["rewards"].to_numpy(),
+        lengths=lengths,
+        terminated=episodes["terminated"].to_numpy(zero_copy_only=False),
+        truncated=episodes["truncated"].to_numpy(zero_copy_only=False),
+        final_states=_matrix(episodes["final_state"]),
+        episode_returns=episodes["episode_return"].to_numpy(),
+        seeds=episodes["seed"].to_numpy(),
+        versions=episodes["version"].to_numpy(),
+        keys=np.stack([episodes[name].to_numpy() for name in names], axis=1) if live else None,
+    )
+
+
+def write_segment(
+    fs: FS,
+    path: Path,
+    number: int,
+    kept: Sequence[tuple[AppendKey, Episode]],
+    listing: Listing,
+) -> tuple[FileEntry, FileEntry]:
+    """The two files of segment `number` of the store at `path`: they and their names are on the
+    disk. What a former trial left is replaced."""
+    keys, episodes = zip(*kept, strict=True)
+    header, first = listing.header, listing.episodes
+    steps = steps_batch(episodes, first, steps_schema(header.states, header.actions))
+    table = episodes_batch(episodes, first, live_episodes_schema(header.states), keys)
+    batches = {"steps": steps, "episodes": table}
+    folder = path / FOLDER
+    files = [
+        _write(fs, folder / f"{number:06d}.{kind}.arrow", batch) for kind, batch in batches.items()
+    ]
+    for entry in files:
+        fs.rename(folder / (entry.name + ASIDE), folder / entry.name)
+    fs.sync_folder(folder)
+    return files[0], files[1]
+
+
+def _write(fs: FS, path: Path, batch: pa.RecordBatch) -> FileEntry:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    content = sink.getvalue()
+    aside = path.with_name(path.name + ASIDE)
+    if aside.name in fs.names(path.parent):
+        fs.unlink(aside)
+    file = fs.create(aside)
+    try:
+        file.write([memoryview(content)])
+        file.sync()
+    finally:
+        file.close()
+    digest = hashlib.sha256(content).hexdigest()
+    return FileEntry(name=path.name, rows=batch.num_rows, bytes=len(content), sha256=digest)
+
+
+def check_bytes(fs: FS, folder: Path, entry: FileEntry) -> bytes | mmap.mmap:
+    """The content of a listed file, if it is what was sealed."""
+    path = folder / entry.name
+    try:
+        content = fs.map(path)
+    except OSError:
+        raise InputError(
+            f"{path} is missing, but the manifest lists it; import the data again"
+        ) from None
+    if len(content) != entry.bytes or hashlib.sha256(content).hexdigest() != entry.sha256:
+        raise InputError(
+            f"{path} was changed: it differs from the manifest's SHA-256; import the data again"
+        )
+    return content
+
+
+def _map(fs: FS, folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.RecordBatch:
+    path, content = folder / entry.name, check_bytes(fs, folder, entry)
+    try:
+        with pa.ipc.open_file(pa.py_buffer(content)) as reader:
+            if reader.schema != schema or reader.num_record_batches != 1:
+                raise InputError(
+                    f"{path} has other columns than format {FORMAT}; import the data again"
+                )
+            batch = reader.get_batch(0)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"{path} is not readable as Arrow: {error}; import the data again"
+        ) from None
+    if any(map(_has_nulls, batch.columns)):
+        raise InputError(f"{path} has rows without a value; import the data again")
+    if batch.num_rows != entry.rows:
+        raise InputError(f"{path} has {batch.num_rows} rows, the manifest says {entry.rows}")
+    return batch
+
+
+def _has_nulls(column: pa.Array) -> bool:
+    vectors = isinstance(column, pa.FixedSizeListArray)
+    return bool(column.null_count or (vectors and column.values.null_count))
+
+
+def _matrix(column: pa.FixedSizeListArray) -> Floats:
+    flat: Floats = column.flatten().to_numpy()
+    return flat.reshape(len(column), -1)

@@ -1,0 +1,80 @@
+"""The end of a live store as other processes see it: the whole frames of its open log."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from m3pc.types import InputError
+from replay import log, manifest
+from replay.fs import FS
+from replay.listing import Listing
+from replay.manifest import AnyEvent, Parsed
+from replay.mark import NAME, Mark, decode
+from replay.segment import Segment, in_memory, joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    number: int  # of the log
+    salt: bytes
+    end: int  # bytes of the log that were read
+    chunks: tuple[Segment, ...]
+
+
+def read_mark(fs: FS, path: Path) -> Mark | None:
+    try:
+        return decode(fs.read(path / NAME))
+    except OSError:
+        return None
+
+
+def whole(parsed: Parsed, path: Path) -> list[AnyEvent]:
+    """The events, if nothing follows them but what a writer may just be writing."""
+    live = parsed.events[:1] and parsed.events[0].event == "live"
+    if not parsed.rest and parsed.events:
+        return parsed.events
+    name = path / manifest.NAME
+    if not parsed.rest:
+        raise InputError(f"{name} is empty; make or import the data again")
+    if parsed.more or not live:
+        raise InputError(
+            f"{name} line {len(parsed.events) + 1} was changed or cut: its checksum is wrong; "
+            "make or import the data again, or restore it from a copy"
+        )
+    return parsed.events
+
+
+def read_tail(fs: FS, path: Path, listing: Listing, before: Tail | None) -> Tail:
+    """Up to the mark, if it is this log's; after a crash up to the first frame that is torn."""
+    name = path / log.FOLDER / log.file_name(listing.rolls)
+    mark = read_mark(fs, path)  # first: what it says is in the log that is read next
+    try:
+        content = memoryview(fs.map(name))
+    except OSError:
+        raise InputError(f"{name} is missing, but it is the open log of {path}") from None
+    salt = log.read_salt(bytes(content[: log.HEAD.size]), listing.rolls, listing.header)
+    if salt is None:
+        raise InputError(f"{name} was changed: its head is not that of this store's open log")
+    fits = mark is not None and (mark.log, mark.salt) == (listing.rolls, salt)
+    limit = mark.visible if mark is not None and fits else len(content)
+    if limit > len(content):
+        raise InputError(f"{name} was cut: it has {len(content)} bytes, {limit} were written")
+    if before is None or (before.number, before.salt) != (listing.rolls, salt):
+        before = Tail(number=listing.rolls, salt=salt, end=log.HEAD.size, chunks=())
+    found = list(log.frames(content[:limit], before.end, listing.header, salt))
+    end = found[-1][1] if found else before.end
+    if fits and end != limit:
+        raise InputError(f"{name} was changed: the frame at byte {end} is damaged")
+    fresh = [(entry.episode, entry.key) for entry, _ in found if entry.episode is not None]
+    chunks = before.chunks
+    if fresh:
+        episodes, keys = zip(*fresh, strict=True)
+        chunks = _merged((*chunks, in_memory(episodes, keys)))
+    return Tail(number=listing.rolls, salt=salt, end=end, chunks=chunks)
+
+
+def _merged(chunks: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """As a counter carries: each chunk at least twice the next, so there are few and an episode is
+    copied few times."""
+    while len(chunks) > 1 and len(chunks[-2].rewards) < 2 * len(chunks[-1].rewards):
+        chunks = (*chunks[:-2], joined(chunks[-2], chunks[-1]))
+    return chunks
