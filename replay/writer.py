@@ -344,8 +344,9 @@ class Writer:
         """End in order: from then on not a byte may be missing or added."""
         try:
             if not self._broken and not self._log.doubtful:
-                self._log.sync()
-                self._durable = self._log.end
+                if self._durable < self._log.end:
+                    self._log.sync()
+                    self._durable = self._log.end
                 self._write_mark(closed=True)
         finally:
             for file in (self._log, self._ledger, self._mark):

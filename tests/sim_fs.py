@@ -2,7 +2,7 @@
 
 Every file knows what is surely on the disk and which changes came after; so do the names. A loss
 keeps or drops each name change on its own, and each 512-byte sector of each write becomes the old
-one, the new one, zeros or noise.
+one, the new one, zeros, noise, or what a file that is gone by now had at this place.
 """
 
 import errno
@@ -10,11 +10,11 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 SECTOR = 512
-Outcome = Literal["old", "new", "zeros", "noise"]
-OUTCOMES: tuple[Outcome, ...] = ("old", "new", "zeros", "noise")
+Outcome = Literal["old", "new", "zeros", "noise", "stale"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 class PowerLossError(BaseException):
@@ -28,12 +28,17 @@ class Loss:
     rng: random.Random
     names: bool | None = None
     sectors: Outcome | None = None
+    donor: bytes = b""  # the file that is gone and whose blocks are used again
 
     def keeps_name(self) -> bool:
         return self.rng.random() < 0.5 if self.names is None else self.names
 
     def outcome(self) -> Outcome:
         return self.rng.choice(OUTCOMES) if self.sectors is None else self.sectors
+
+    def stale(self, offset: int, size: int) -> bytes:
+        """All from the same file, so that what was whole there is whole again."""
+        return self.donor[offset : offset + size].ljust(size, b"\0")
 
 
 def losses(seed: int, count: int) -> Iterator[Loss]:
@@ -100,6 +105,8 @@ class SimFS:
         self.stops_at: int | None = None  # power is lost before this call
         self.fails_at: dict[int, int] = {}  # call -> errno
         self.free = 1 << 40
+        self.gone: list[tuple[str, bytes]] = []  # files that have no name any more
+        self.watch: Callable[[], object] = lambda: None  # is called before each counted call
 
     def create(self, path: Path) -> "SimFile":
         self.begin()
@@ -131,11 +138,13 @@ class SimFS:
         self.begin()
         node = self._node(old)
         self._require_folder(new.parent)
+        if (before := self._names.get(new)) is not None:
+            self.gone.append((new.name, bytes(before.content)))
         self._change(NameChange(come={new: node}, go=[old], waits={old.parent, new.parent}))
 
     def unlink(self, path: Path) -> None:
         self.begin()
-        self._node(path)
+        self.gone.append((path.name, bytes(self._node(path).content)))
         self._change(NameChange(come={}, go=[path], waits={path.parent}))
 
     def sync_folder(self, path: Path) -> None:
@@ -165,18 +174,26 @@ class SimFS:
             if loss.keeps_name():
                 change.apply(names)
         found = SimFS(self.root)
+        found.gone = list(self.gone)
         for path in sorted(names):
             if path.parent in found._names or path == self.root:
                 node = names[path]
+                loss.donor = self._donor(path, loss)
                 content = None if node is None else node.after(loss)
                 found._names[path] = found._durable[path] = (
                     None if content is None else Node(bytearray(content), content)
                 )
         return found
 
+    def _donor(self, path: Path, loss: Loss) -> bytes:
+        """A former file of the same name, which is the worst that can happen."""
+        former = [content for name, content in self.gone if name == path.name]
+        return loss.rng.choice(former) if former else b""
+
     def begin(self) -> None:
         """A call that changes the disk: the plans may stop or fail it."""
         self._require_power()
+        self.watch()
         if self.calls == self.stops_at:
             self.off = True
         self._require_power()
@@ -271,6 +288,8 @@ def _survivor(found: bytearray, part: Write, loss: Loss) -> bytes:
             return bytes(size)
         case "noise":
             return loss.rng.randbytes(size)
+        case "stale":
+            return loss.stale(part.offset, size)
 
 
 def _put(content: bytearray, offset: int, new: bytes) -> None:
