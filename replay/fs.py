@@ -50,8 +50,9 @@ class FS(Protocol):
     def unlink(self, path: Path) -> None: ...
     def sync_folder(self, path: Path) -> None: ...
     def free_bytes(self, path: Path) -> int: ...
-    def lock(self, folder: Path) -> Callable[[], None]:
-        """Own a folder until the answer is called; BlockingIOError where another process does."""
+    def lock(self, folder: Path, *, shared: bool) -> Callable[[], None]:
+        """Own a folder until the answer is called, alone or with others that share it;
+        BlockingIOError where somebody is in the way."""
 
 
 class DiskFile:
@@ -117,11 +118,12 @@ class Disk:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
-    def lock(self, folder: Path) -> Callable[[], None]:
+    def lock(self, folder: Path, *, shared: bool) -> Callable[[], None]:
         """On the folder itself: a file for it would be one more that can be lost or left."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
         except OSError:
             os.close(descriptor)
             raise

@@ -34,6 +34,7 @@ class DamagedError(InputError):
     """Bytes that were on the disk once are others now, or gone."""
 
     def __init__(self, path: Path, what: str) -> None:
+        self.path = path
         super().__init__(
             f"{path} is damaged: {what}; restore it from a copy, or go on without what is lost by "
             "`m3pc replay drop STORE --damaged`, which sets damaged files aside"
@@ -49,7 +50,8 @@ class Found:
     manifest: bytes  # its whole lines
     crc: int  # digits of the last one
     entries: list[Entry]  # of the open log
-    torn: int  # bytes at the ends of manifest and log that a crash left
+    torn_manifest: int  # bytes at its end that a crash left
+    torn_log: int  # the same of the open log
     lost: list[Listed]  # segments whose files are not what was sealed
     damaged_log: bytes | None  # as it was found, where something in it is lost
 
@@ -79,7 +81,8 @@ def find(fs: FS, path: Path, *, accept_loss: bool = False) -> Found:
         manifest=parsed.whole,
         crc=parsed.crc,
         entries=_salvage(content, listing) if wrong else entries,
-        torn=len(parsed.rest) + (0 if wrong else len(content) - end),
+        torn_manifest=len(parsed.rest),
+        torn_log=0 if wrong else len(content) - end,
         lost=_lost(fs, path, listing, accept_loss),
         damaged_log=content if wrong else None,
     )

@@ -105,7 +105,7 @@ class Writer:
             path,
             len(self.listing.segments),
             len(found.entries),
-            found.torn,
+            found.torn_manifest + found.torn_log,
             len(found.lost),
         )
 
@@ -317,7 +317,7 @@ class Writer:
     def quarantine(self, number: int, reason: str) -> None:
         """Set a damaged segment aside: it is no part of the store any more, but nothing is lost."""
         self._require_whole()
-        (listed,) = (s for s in self.listing.segments if s.number == number)
+        (listed,) = [s for s in self.listing.segments if s.number == number]
         self._record(Quarantine(number=number, reason=reason[:500]))
         log.error("event=segment-quarantined number=%d reason=%s", number, reason)
         for entry in (listed.steps, listed.episodes):
@@ -326,17 +326,17 @@ class Writer:
         for folder in (SEGMENTS, QUARANTINE):
             self._fs.sync_folder(self.path / folder)
 
-    def scrub(self, number: int) -> bool:
-        """Compare a segment with its hashes; set it aside if it changed."""
+    def damage(self, number: int) -> str:
+        """What is wrong with a segment's files; nothing if it is whole or not there any more. Only
+        reads: any thread may ask."""
         for listed in self.listing.segments:
             if listed.number == number:
                 try:
                     for entry in (listed.steps, listed.episodes):
                         check_bytes(self._fs, self.path / SEGMENTS, entry)
                 except InputError as error:
-                    self.quarantine(number, str(error))
-                    return False
-        return True
+                    return str(error)
+        return ""
 
     # State
 
@@ -430,7 +430,7 @@ def _locked(fs: FS, path: Path) -> Callable[[], None]:
         if path.name not in fs.names(path.parent):
             fs.make_folder(path)
             fs.sync_folder(path.parent)
-        return fs.lock(path)
+        return fs.lock(path, shared=False)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} cannot be made: {path.parent} is no folder; make it") from None
     except BlockingIOError:

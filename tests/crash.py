@@ -207,7 +207,9 @@ def check(
 def stored(fs: SimFS) -> list[tuple[AppendKey, bytes]]:
     """What a reader in another process sees."""
     store = Store(PATH, fs=fs)
-    keys = [AppendKey(*row) for s in store.segments if s.keys is not None for row in s.keys.tolist()]
+    keys = [
+        AppendKey(*row) for s in store.segments if s.keys is not None for row in s.keys.tolist()
+    ]
     return list(zip(keys, map(encode, store.episodes()), strict=True))
 
 
@@ -310,10 +312,7 @@ def explore_states(seed: int, enough: int, *, length: int = 12, deeper: float = 
     """At least `enough` power losses; any violation is an AssertionError, any other error too."""
     explorer = Explorer(seed, deeper)
     for number, operations in programs(seed, length):
-        retention = number % 3 == 2
-        play = Play(number, RETENTION if retention else OPTIONS)
-        if retention:
-            operations = ["roll" if name == "drop" else name for name in operations]
+        play = Play(number, OPTIONS if "drop" in operations else RETENTION)
         try:
             explorer.explore(play, operations, points=8 if number < len(CLASSICS) else 1)
         except (AssertionError, InputError, OSError) as error:

@@ -11,7 +11,7 @@ import pytest
 
 from m3pc.types import AppendKey, Episode, Status
 from replay import log, recovery, segment, writer
-from replay.fs import ASIDE, FS
+from replay.fs import FS
 from replay.ledger import Ledger
 from replay.listing import Listing
 from replay.log import Log

@@ -159,7 +159,7 @@ class SimFS:
     def map(self, path: Path) -> bytes:
         return self.read(path)
 
-    def lock(self, folder: Path) -> Callable[[], None]:
+    def lock(self, folder: Path, *, shared: bool) -> Callable[[], None]:
         self._require_folder(folder)
         return lambda: None
 

@@ -1,0 +1,102 @@
+"""Appends from many threads: those that wait together are synced together."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, Full, Queue
+
+from m3pc.types import Ack, AppendKey, Status
+from replay.writer import Request, Writer
+
+MOST_WAITING = 1024  # requests; a producer has one at a time
+MOST_TOGETHER = 256
+STOP_SECONDS = 30.0
+
+log = logging.getLogger(__name__)
+
+Waiting = tuple[Request, "Future[Ack]"]
+
+
+class Appender:
+    """An EpisodeSink that any thread may call. It owns the writer until it is closed.
+
+    While one group is being synced the next one gathers: nobody waits for company, and the more
+    producers there are, the more share a sync.
+    """
+
+    def __init__(self, writer: Writer, *, deadline: float = 10.0) -> None:
+        self.writer, self._deadline = writer, deadline
+        self._queue: Queue[Waiting | None] = Queue(MOST_WAITING)
+        self._own = threading.Lock()  # of the writer
+        self._thread = threading.Thread(target=self._work, name="appender", daemon=True)
+        self._thread.start()
+
+    def append(self, key: AppendKey, payload: bytes) -> Ack:
+        """Checked here, in the caller's thread; then it waits for its group, not for ever."""
+        request = self.writer.request(key, payload)
+        answer: Future[Ack] = Future()
+        begin = time.monotonic()
+        try:
+            self._queue.put((request, answer), timeout=self._deadline)
+            return answer.result(self._deadline - (time.monotonic() - begin))
+        except (Full, TimeoutError):
+            return Ack(
+                status=Status.RETRY_LATER,
+                expected=0,
+                durability=self.writer.options.durability,
+                reason=f"no answer within {self._deadline:g} seconds; it may be stored or not",
+            )
+
+    def call(self, action: Callable[[Writer], None]) -> None:
+        """Do something else with the writer, between two groups."""
+        with self._own:
+            action(self.writer)
+
+    def close(self) -> None:
+        """Answer whoever waits, then end in order."""
+        self._queue.put(None, timeout=STOP_SECONDS)
+        self._thread.join(STOP_SECONDS)
+        with self._own:
+            self.writer.close()
+
+    def __enter__(self) -> "Appender":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        ended = False
+        while not ended:
+            group, ended = self._gather()
+            if group:
+                self._commit(group)
+
+    def _gather(self) -> tuple[list[Waiting], bool]:
+        """Whoever waits now, one at least; and whether the end was asked for."""
+        group: list[Waiting] = []
+        found = self._queue.get()
+        while found is not None:
+            group.append(found)
+            if len(group) == MOST_TOGETHER:
+                return group, False
+            try:
+                found = self._queue.get_nowait()
+            except Empty:
+                return group, False
+        return group, True
+
+    def _commit(self, group: list[Waiting]) -> None:
+        try:
+            with self._own:
+                acks = self.writer.commit([request for request, _ in group])
+        except Exception as error:
+            for _, answer in group:
+                answer.set_exception(error)
+            if not isinstance(error, OSError):
+                log.exception("event=appender-failed")
+        else:
+            for (_, answer), ack in zip(group, acks, strict=True):
+                answer.set_result(ack)

@@ -1,0 +1,106 @@
+"""Is every byte of a store what was written? Names each file that is not."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from m3pc.types import InputError
+from replay import log, manifest
+from replay.fs import FS, Disk
+from replay.listing import Listing, add_up
+from replay.mark import NAME as MARK
+from replay.recovery import FOLDERS, QUARANTINE, DamagedError, find
+from replay.segment import FOLDER as SEGMENTS
+from replay.segment import check_bytes
+from replay.store import Store
+from replay.tail import read_mark, whole
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    file: Path
+    what: str
+
+
+def verify(path: Path, *, fs: FS | None = None) -> list[Finding]:
+    """Findings, none where all is well. A store may be verified while it is written: what its
+    writer has just begun is no finding then."""
+    fs = fs or Disk()
+    name = path / manifest.NAME
+    writing = is_written(fs, path)
+    try:
+        parsed = manifest.parse(manifest.read(fs, path), name)
+        listing = add_up(whole(parsed, path), name)
+    except InputError as error:
+        return [Finding(name, str(error))]
+    found = list(_segments(fs, path, listing))
+    if not writing:
+        found += _end(fs, path, listing) if listing.close is None else []
+        found += _strangers(fs, path, listing)
+    if not found:
+        try:
+            Store(path, fs=fs)
+        except InputError as error:
+            found = [Finding(_named(error, path), str(error))]
+    if writing and found and manifest.read(fs, path) != parsed.whole + parsed.rest:
+        return verify(path, fs=fs)  # the writer was faster; it does not seal faster than we read
+    return found
+
+
+def is_written(fs: FS, path: Path) -> bool:
+    """Whether a writer has the store open."""
+    try:
+        fs.lock(path, shared=True)()
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def _segments(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
+    for listed in listing.segments:
+        for entry in (listed.steps, listed.episodes):
+            try:
+                check_bytes(fs, path / SEGMENTS, entry)
+            except InputError as error:
+                yield Finding(path / SEGMENTS / entry.name, str(error))
+
+
+def _end(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
+    """The open log and the mark of a store that nobody writes."""
+    mark, name = read_mark(fs, path), path / log.FOLDER / log.file_name(listing.rolls)
+    try:
+        found = find(fs, path)
+    except DamagedError as error:
+        yield Finding(error.path, str(error))
+        return
+    torn = {path / manifest.NAME: found.torn_manifest, name: found.torn_log}
+    for file, count in torn.items():
+        if count:
+            yield Finding(
+                file, f"{count} bytes at the end are no whole entry; the next writer removes them"
+            )
+    salt = log.read_salt(fs.read(name), listing.rolls, listing.header)
+    if mark is None:
+        yield Finding(path / MARK, "it is missing or was changed; the next writer makes it anew")
+    elif (mark.log, mark.salt) != (listing.rolls, salt):
+        yield Finding(path / MARK, "it is not of the open log; the next writer makes it anew")
+
+
+def _strangers(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
+    names = {entry.name for s in listing.segments for entry in (s.steps, s.episodes)}
+    known = {manifest.NAME, SEGMENTS} | {f"{SEGMENTS}/{name}" for name in names}
+    if listing.close is None:
+        known |= {MARK, *FOLDERS, f"{log.FOLDER}/{log.file_name(listing.rolls)}"}
+    there = set(fs.names(path))
+    for folder in (SEGMENTS, log.FOLDER):
+        there |= {f"{folder}/{name}" for name in fs.names(path / folder)}
+    for name in sorted(there - known - {QUARANTINE}):
+        yield Finding(path / name, "the manifest does not list it; nothing reads it")
+
+
+def _named(error: InputError, path: Path) -> Path:
+    """The file that a message begins with."""
+    first = Path(str(error).split(maxsplit=1)[0])
+    return first if first.is_relative_to(path) and first != path else path / manifest.NAME
