@@ -1,10 +1,11 @@
-"""Which episodes a store takes."""
+"""Which episodes a store takes, and under which keys."""
 
 import numpy as np
 
-from m3pc.types import Episode, Floats, InputError
+from m3pc.types import AppendKey, Episode, Floats, InputError
 from replay.manifest import Header
 
+LARGEST_KEY = (2**31 - 1, 2**63 - 1, 2**63 - 2)
 ACTION_SLACK = 1e-4  # rounding that recorders were seen to leave beyond [-1, 1]
 
 
@@ -42,3 +43,10 @@ def check(episode: Episode, header: Header, number: int) -> None:
             f"episode {number}: an action reaches {beyond:.6g}, expected [-1, 1]; "
             "rescale the actions to the bounds of their space"
         )
+
+
+def possible(key: AppendKey) -> bool:
+    """Whether it fits the columns of a segment, with room for the number that follows."""
+    return all(
+        type(part) is int and 0 <= part <= most for part, most in zip(key, LARGEST_KEY, strict=True)
+    )

@@ -86,7 +86,7 @@ class Tally:
 
     def add(self, event: AnyEvent) -> None:
         match event:
-            case Roll(number=number) if number == self._rolls:
+            case Roll(number=number) if number == self._rolls and _named_by(event):
                 self._rolls, self._refused = number + 1, self._refused + event.refused
                 self._producers |= {slot: Producer(*where) for slot, *where in event.producers}
                 if event.steps and event.episodes:
@@ -118,3 +118,10 @@ class Tally:
             quarantined=tuple(self._quarantined),
             withdrawn=tuple(self._withdrawn),
         )
+
+
+def _named_by(roll: Roll) -> bool:
+    """Whether its files bear its number; both are there or neither."""
+    names = [entry and entry.name for entry in (roll.steps, roll.episodes)]
+    number = f"{roll.number:06d}"
+    return names in ([None, None], [f"{number}.steps.arrow", f"{number}.episodes.arrow"])

@@ -13,12 +13,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from m3pc.types import AppendKey, Episode, Floats, InputError
-from replay.checks import check
+from replay.checks import check, possible
 from replay.fs import FS, File
 from replay.manifest import Header
 from replay.payload import TERMINATED, TRUNCATED, Code
@@ -140,37 +140,59 @@ def frames(
         place = found[1]
 
 
+class Head(NamedTuple):
+    magic: bytes
+    crc: int
+    slot: int
+    ended: int
+    reason: int
+    incarnation: int
+    sequence: int
+    seed: int
+    version: int
+    steps: int
+    zero: int
+
+
 def frame(
     content: bytes | memoryview, place: int, header: Header, salt: bytes
 ) -> tuple[Entry, int] | None:
-    if len(content) < place + FRAME.size or content[place : place + 4] != FRAME_MAGIC:
-        return None
-    _, crc, slot, ended, reason, incarnation, sequence, seed, version, steps, _ = FRAME.unpack_from(
-        content, place
-    )
+    """What stands at `place` and where it ends; None if that is no whole frame."""
     start = place + FRAME.size
-    end = start + (0 if ended == SKIPPED else _size(header, steps))
-    view = memoryview(content)
-    covered = [view[place + CHECKED : start], view[start:end]]
-    if ended & ~SKIPPED and ended & ~(TERMINATED | TRUNCATED):
+    if len(content) < start or content[place : place + 4] != FRAME_MAGIC:
         return None
-    if end > len(content) or crc.to_bytes(4, "little") != _checksum(covered, salt):
+    head, view = Head(*FRAME.unpack_from(content, place)), memoryview(content)
+    end = start + (0 if head.ended == SKIPPED else _size(header, head.steps))
+    if head.steps > header.horizon or end > len(content):
         return None
-    key = AppendKey(slot, incarnation, sequence)
-    if ended == SKIPPED:
-        return (Entry(key, None, REASONS[reason]), end) if reason < len(REASONS) else None
+    checksum = _checksum([view[place + CHECKED : start], view[start:end]], salt)
+    if head.crc.to_bytes(4, "little") != checksum:
+        return None
+    entry = _entry(head, view[start:end], header)
+    return None if entry is None else (entry, end)
+
+
+def _entry(head: Head, numbers: memoryview, header: Header) -> Entry | None:
+    """None where the checksum fits, but what it covers is nothing that we write."""
+    key = AppendKey(head.slot, head.incarnation, head.sequence)
+    if not possible(key) or head.reason >= len(REASONS):
+        return None
+    if head.ended == SKIPPED:
+        return Entry(key, None, REASONS[head.reason])
+    if head.ended & ~(TERMINATED | TRUNCATED):
+        return None
     episode = Episode(
-        **_columns(view[start:end], header, steps),
-        terminated=bool(ended & TERMINATED),
-        truncated=bool(ended & TRUNCATED),
-        seed=seed,
-        version=version,
+        **_columns(numbers, header, head.steps),
+        terminated=bool(head.ended & TERMINATED),
+        truncated=bool(head.ended & TRUNCATED),
+        seed=head.seed,
+        version=head.version,
     )
     try:
         check(episode, header, number=0)
     except InputError:
         return None
-    return Entry(key, episode), end
+    return Entry(key, episode)
 
 
 def _size(header: Header, steps: int) -> int:

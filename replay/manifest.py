@@ -29,6 +29,9 @@ NAME = "MANIFEST"
 LARGEST = 64 << 20  # bytes; about 200,000 segments
 
 
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+
+
 class Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -73,7 +76,7 @@ class Roll(Event):
     steps: FileEntry | None
     episodes: FileEntry | None
     refused: int = Field(ge=0)  # episodes
-    producers: list[tuple[int, int, int]]  # slot, incarnation, next sequence number, of its own
+    producers: list[tuple[Number, Number, Number]]  # slot, incarnation, next sequence: of its own
 
 
 class Drop(Event):
@@ -92,8 +95,8 @@ class Withdraw(Event):
     """What this producer sent is never sampled again."""
 
     event: Literal["withdraw"] = "withdraw"
-    slot: int
-    incarnation: int | None  # None: all of them up to now and later
+    slot: Number
+    incarnation: Number | None  # None: all of them up to now and later
 
 
 AnyEvent = Header | Seal | Close | Roll | Drop | Quarantine | Withdraw

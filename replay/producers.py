@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from m3pc.types import AppendKey, Status
+from replay.checks import possible
 from replay.listing import Producer
 from replay.log import Entry
 
-LARGEST_SLOT, LARGEST_NUMBER = 2**31 - 1, 2**63 - 1
 NOBODY = Producer(-1, 0)
 
 
@@ -37,7 +37,7 @@ class Producers:
 
     def judge(self, key: AppendKey, ahead: Mapping[int, Producer]) -> Verdict:
         """`ahead`: where slots will stand when what was judged before is saved."""
-        if not _possible(key):
+        if not possible(key):
             return Verdict(Status.REJECTED, 0, f"{key} is no key")
         where = ahead.get(key.slot, self[key.slot])
         if key.incarnation < where.incarnation:
@@ -61,10 +61,3 @@ class Producers:
 
 def following(key: AppendKey) -> Producer:
     return Producer(key.incarnation, key.sequence + 1)
-
-
-def _possible(key: AppendKey) -> bool:
-    largest = (LARGEST_SLOT, LARGEST_NUMBER, LARGEST_NUMBER - 1)
-    return all(
-        type(part) is int and 0 <= part <= most for part, most in zip(key, largest, strict=True)
-    )

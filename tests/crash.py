@@ -312,7 +312,8 @@ def explore_states(seed: int, enough: int, *, length: int = 12, deeper: float = 
     """At least `enough` power losses; any violation is an AssertionError, any other error too."""
     explorer = Explorer(seed, deeper)
     for number, operations in programs(seed, length):
-        play = Play(number, OPTIONS if "drop" in operations else RETENTION)
+        keeps_all = number % 2 == 0 or "drop" in operations
+        play = Play(number, OPTIONS if keeps_all else RETENTION)
         try:
             explorer.explore(play, operations, points=8 if number < len(CLASSICS) else 1)
         except (AssertionError, InputError, OSError) as error:
