@@ -1,0 +1,186 @@
+"""Readers of a store that grows: what they see is whole, in order, and cheap to see again."""
+
+import multiprocessing
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from m3pc.types import AppendKey, InputError
+from replay.payload import encode
+from replay.store import Store
+from replay.writer import Writer
+from tests.live import HEADER, ROOMY, episode, numbers, open_writer, send, write_live
+
+SMALL = replace(ROOMY, segment_bytes=1500)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def test_an_empty_store_is_a_store(path: Path) -> None:
+    with open_writer(path):
+        store = Store(path)
+    assert (store.segments, store.totals.episodes, len(store.lengths)) == ((), 0, 0)
+    assert list(store.episodes()) == []
+
+
+def test_what_was_committed_is_seen_at_once_and_an_old_view_stays_as_it_was(path: Path) -> None:
+    with open_writer(path, SMALL) as writer:
+        views = [Store(path)]
+        for number in range(30):
+            send(writer, range(number, number + 1))
+            views.append(views[-1].later())
+    for count, view in enumerate(views):
+        assert numbers(view) == list(range(count))
+        assert view.totals.steps == sum(len(episode(n)) for n in range(count))
+
+
+def test_segments_that_stay_are_the_same_objects(path: Path) -> None:
+    with open_writer(path) as writer:
+        send(writer, range(4))
+        writer.roll()
+        one = Store(path)
+        send(writer, range(4, 6))
+        two = one.later()
+        assert two.segments[0] is one.segments[0]
+        writer.roll()
+        three = two.later()
+        assert three.segments[0] is one.segments[0]
+        assert [len(view.segments) for view in (one, two, three)] == [1, 2, 2]
+        assert three.later().segments == three.segments
+
+
+def test_the_end_of_a_long_log_is_few_chunks(path: Path) -> None:
+    with open_writer(path) as writer:
+        store = Store(path)
+        for number in range(200):
+            send(writer, range(number, number + 1))
+            store = store.later()
+    assert numbers(store) == list(range(200))
+    assert len(store.segments) <= 12
+
+
+def test_all_columns_are_the_same_in_the_log_and_in_a_segment(path: Path) -> None:
+    with open_writer(path) as writer:
+        send(writer, range(3))
+        send(writer, range(2), slot=4, incarnation=9)
+        (before,) = Store(path).segments
+        writer.roll()
+        (after,) = Store(path).segments
+    for name in before.__dataclass_fields__:
+        one, other = getattr(before, name), getattr(after, name)
+        assert one.dtype == other.dtype, name
+        np.testing.assert_array_equal(one, other, strict=True)
+    assert before.keys is not None
+    assert before.keys.tolist()[3:] == [[4, 9, 0], [4, 9, 1]]
+
+
+def test_dropped_segments_are_let_go(path: Path) -> None:
+    with open_writer(path) as writer:
+        for number in range(3):
+            send(writer, range(number, number + 1))
+            writer.roll()
+        store = Store(path)
+        writer.drop([0, 1])
+        assert numbers(store) == [0, 1, 2]
+        assert numbers(store.later()) == [2]
+        assert len(store.later()._sealed) == 1
+
+
+def test_damaged_segments_are_refused_or_left_out(path: Path) -> None:
+    write_live(path)
+    file = path / "segments" / "000001.steps.arrow"
+    content = bytearray(file.read_bytes())
+    content[700] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=r"000001\.steps\.arrow was changed"):
+        Store(path)
+    store = Store(path, skip_damaged=True)
+    assert numbers(store) == list(range(8, 16))
+    assert list(store.damaged) == [1]
+    assert store.later().damaged == store.damaged
+
+
+def test_a_checksum_names_what_a_store_holds(path: Path) -> None:
+    with open_writer(path) as writer:
+        found = [Store(path).checksum]
+        for number in range(2):
+            send(writer, range(number, number + 1))
+            found.append(Store(path).checksum)
+        assert len(set(found)) == 3
+        assert Store(path).checksum == found[-1]
+
+
+@pytest.mark.parametrize("name", ["MANIFEST", "log/000003.log"])
+def test_a_store_without_its_manifest_or_log_is_refused(name: str, path: Path) -> None:
+    write_live(path)
+    (path / name).unlink()
+    with pytest.raises(InputError):
+        Store(path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"x" * 56])
+def test_without_its_mark_a_store_is_read_to_the_last_whole_frame(
+    content: bytes | None, path: Path
+) -> None:
+    write_live(path)
+    if content is None:
+        (path / "MARK").unlink()
+    else:
+        (path / "MARK").write_bytes(content)
+    assert numbers(Store(path)) == list(range(4, 16))
+    with (path / "log" / "000003.log").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 3)
+    assert numbers(Store(path)) == list(range(4, 15))
+
+
+def test_a_log_of_another_store_is_refused(path: Path, tmp_path: Path) -> None:
+    write_live(path)
+    other = write_live(tmp_path / "other")
+    shutil.copy(other / "log" / "000003.log", path / "log" / "000003.log")
+    shutil.copy(other / "MARK", path / "MARK")
+    assert numbers(Store(path)) == list(range(4, 16))  # the same store in every byte but the salt
+    header = HEADER.model_copy(update={"horizon": 99})
+    with Writer(tmp_path / "third", header, ROOMY) as writer:
+        writer.append(AppendKey(0, 0, 0), encode(episode(0)))
+    shutil.copy(tmp_path / "third" / "log" / "000000.log", path / "log" / "000003.log")
+    with pytest.raises(InputError, match="head is not that of this store"):
+        Store(path)
+
+
+def grow(path: Path, count: int, stop: "multiprocessing.synchronize.Event") -> None:
+    options = replace(SMALL, keep_episodes=40)
+    with open_writer(path, options) as writer:
+        for number in range(count):
+            send(writer, range(number, number + 1))
+            if stop.is_set():
+                return
+
+
+def test_readers_and_a_writer_in_different_processes_get_along(path: Path) -> None:
+    """Each view is a run of episodes without holes that ends later than the one before."""
+    open_writer(path).close()
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    child = context.Process(target=grow, args=(path, 400, stop), daemon=True)
+    child.start()
+    store, views, last = Store(path), 0, -1
+    try:
+        while child.is_alive() and views < 5000:
+            store = (store if views % 3 else Store(path)).later()
+            found = numbers(store)
+            assert found == list(range(found[0], found[-1] + 1)) if found else last == -1
+            assert not found or found[-1] >= last
+            last = found[-1] if found else last
+            views += 1
+    finally:
+        stop.set()
+        child.join(60)
+    assert child.exitcode == 0
+    assert numbers(store.later())[-1] >= last >= 0
+    assert views > 5
