@@ -51,8 +51,8 @@ class Limits:
     max_diff: Fraction
 
     def __post_init__(self) -> None:
-        counts = self.samples_per_insert, self.batch, self.max_insert
-        if min(counts) <= 0 or self.min_size < 0:
+        positive = self.samples_per_insert > 0 and self.batch > 0 and self.max_insert > 0
+        if not positive or self.min_size < 0:
             raise InputError(
                 f"{self.samples_per_insert} samples per insert, batches of {self.batch}, inserts of"
                 f" up to {self.max_insert}, {self.min_size} before the first batch; give numbers "

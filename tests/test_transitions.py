@@ -9,6 +9,7 @@ from m3pc.types import InputError
 from replay.store import Store, write_store
 from replay.transitions import TransitionSampler
 from tests.episodes import header, numbered
+from tests.live_view import live
 
 LENGTHS = [5, 3, 9, 1, 12]
 TERMINATED = [False, True, False, True, True]
@@ -161,3 +162,22 @@ def test_a_batch_is_the_callers_own(tmp_path: Path) -> None:
         getattr(spoilt, name)[:] = -1
     assert np.array_equal(one.batch(0).returns, sampler(store).batch(0).returns)
     assert (sampler(make(tmp_path / "t")).batch(0).next_states == one.batch(0).next_states).all()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_given_arrays_are_filled_with_what_new_ones_would_hold(cut: int) -> None:
+    view = live(LENGTHS, cut=cut).view()
+    one = TransitionSampler(view, batch=50, seed=0, discount=HALF)
+    arrays = one.batch(7)
+    for update in range(3):
+        assert one.batch(update, arrays) is arrays
+        fresh = one.batch(update)
+        for name in fresh.__slots__:
+            assert np.array_equal(getattr(arrays, name), getattr(fresh, name))
+
+
+def test_a_withdrawn_episode_is_never_drawn() -> None:
+    store = live(LENGTHS, cut=2)
+    store.withdraw(2, 4)
+    drawn = TransitionSampler(store.view(), batch=500, seed=0, discount=HALF).batch(0)
+    assert set(drawn.states[:, 0]) == {0, 1, 3}
