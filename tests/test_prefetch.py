@@ -3,7 +3,7 @@
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
@@ -37,12 +37,12 @@ class Draws:
         self.look, self.fails_at = look, fails_at
         self.tickets = threading.Semaphore(allowed)
         self.started: list[int] = []
-        self.drawing = threading.Event()
+        self._begun = threading.Semaphore(0)
         self.made = 0
 
     def batch(self, update: int, out: Batch | None = None) -> Batch:
         self.started.append(update)
-        self.drawing.set()
+        self._begun.release()
         assert self.tickets.acquire(timeout=SOON)
         if update == self.fails_at:
             raise InputError(f"update {update} cannot be drawn")
@@ -50,6 +50,10 @@ class Draws:
         found = out or Batch()
         found.update, found.look = update, self.look
         return found
+
+    def wait_for(self, batches: int) -> None:
+        """Until so many more have begun."""
+        assert all(self._begun.acquire(timeout=SOON) for _ in range(batches))
 
     def later(self) -> "Draws":
         self.look += 1
@@ -78,30 +82,19 @@ def test_arrays_are_made_once_and_used_again(ahead: int) -> None:
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
 def test_a_batch_is_not_touched_before_the_next_one_is_asked_for(ahead: int) -> None:
-    """All that may be drawn has been drawn when the thread waits for arrays; see below."""
     draws = Draws()
     with Prefetch(draws, first=0, ahead=ahead) as prefetch:
+        draws.wait_for(ahead)
         for update in range(20):
             taken = prefetch.take(SOON)
-            _until(lambda done=update + 1 + ahead: len(draws.started) == done)  # type: ignore[misc]
-            assert taken.update == update
-            assert len(draws.started) == update + 1 + ahead
+            draws.wait_for(1)  # the last that may be drawn meanwhile
+            assert (taken.update, draws.started[-1]) == (update, update + ahead)
 
 
-def _until(true: Callable[[], bool]) -> None:
-    """Let others run until it is so."""
-    tick = threading.Event()
-    for _ in range(100_000):
-        if true():
-            return
-        tick.wait(0.0001)
-    raise AssertionError("it never came true")
-
-
-def test_no_more_is_drawn_ahead_than_was_asked_for() -> None:
+def test_no_more_is_drawn_ahead_than_may_be() -> None:
     draws = Draws()
     with Prefetch(draws, first=0, ahead=3) as prefetch:
-        _until(lambda: len(draws.started) == 3)
+        draws.wait_for(3)
     assert draws.started == [0, 1, 2]
     assert prefetch.taken == 0
 
@@ -136,34 +129,29 @@ def test_waiting_ends_and_the_batch_still_comes() -> None:
 
 
 def test_the_time_that_the_learner_waited_is_measured() -> None:
-    ticks = count()
-    with Prefetch(Draws(allowed=2), first=0, clock=lambda: float(next(ticks))) as prefetch:
+    ticks, draws = count(), Draws(allowed=2)
+    with Prefetch(draws, first=0, clock=lambda: float(next(ticks))) as prefetch:
         prefetch.take(SOON)
         prefetch.take(SOON)
         assert prefetch.waited == 2.0  # the clock ticks at each look
         with pytest.raises(TimeoutError):
             prefetch.take(0.001)
         assert prefetch.waited == 3.0
-        prefetch._draws.tickets.release(10)  # type: ignore[attr-defined]
+        draws.tickets.release(10)
 
 
-def test_closing_ends_the_thread_after_the_batch_that_it_draws() -> None:
+def test_closing_waits_a_while_for_the_batch_that_is_drawn_and_draws_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     draws = Draws(allowed=0)
     with Prefetch(draws, first=0, ahead=5) as prefetch:
-        assert draws.drawing.wait(SOON)
-        draws.tickets.release()
-    assert draws.started == [0] or draws.started == [0, 1][: len(draws.started)]
-    with pytest.raises(RuntimeError, match="closed"):
-        prefetch.take(SOON)
-
-
-def test_closing_does_not_wait_for_ever(caplog: pytest.LogCaptureFixture) -> None:
-    draws = Draws(allowed=0)
-    with Prefetch(draws, first=0) as prefetch:
-        assert draws.drawing.wait(SOON)
+        draws.wait_for(1)
         prefetch.close(timeout=0.001)
         assert "event=prefetch_stuck" in caplog.text
         draws.tickets.release(10)
+    assert draws.started == [0]
+    with pytest.raises(RuntimeError, match="closed"):
+        prefetch.take(SOON)
 
 
 def test_an_error_in_the_learner_ends_the_thread() -> None:
