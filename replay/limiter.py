@@ -39,8 +39,8 @@ class Limits:
     by (2), so a batch is. What is allowed moves the error towards the other side's condition by a
     fixed amount, so neither waits for ever while the other one works. Counters outside the band, as
     a restart with new limits may find them, are no exception: who is behind works, the other waits.
-    No less would do: without (1), single inserts come to a stop before min_size or one of m does
-    there; without (2), nothing is allowed at an error between the two conditions.
+    But for the grain of the error no less would do: without (1), single inserts lead to where one
+    of m waits for the first batch; without (2), there are errors at which nothing is allowed.
     """
 
     samples_per_insert: Fraction

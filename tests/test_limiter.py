@@ -147,6 +147,34 @@ class Model:
         return self.inserts >= self.least and left >= self.low
 
 
+def stuck(model: Model, largest: int) -> bool:
+    """Whether single and larger inserts and batches lead to where neither side may go on."""
+    todo, seen = [(0, 0)], {(0, 0)}
+    while todo:
+        model.inserts, model.samples = now = todo.pop()
+        sizes = [n for n in range(1, largest + 1) if model.may_insert(n)]
+        nexts = [(now[0] + n, now[1]) for n in sizes]
+        nexts += [(now[0], now[1] + model.batch)] if model.may_sample() else []
+        if largest not in sizes and not model.may_sample():
+            return True
+        todo += {state for state in nexts if state[0] <= 30} - seen
+        seen |= set(nexts)
+    return False
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize("largest", [1, 2, 5])
+@pytest.mark.parametrize("least", [1, 2, 7])
+def test_the_conditions_demand_no_more_than_is_needed(batch: int, largest: int, least: int) -> None:
+    """One sample an insert, so the grain of the error is 1."""
+    high = least - 1 + largest
+    low = high - batch - largest
+    model = Model(ratio=Fraction(1), batch=batch, least=least, low=low, high=high)
+    assert not stuck(model, largest)
+    assert stuck(replace(model, low=low + 2), largest)
+    assert stuck(replace(model, high=high - 1, low=low - 100), largest)
+
+
 def live_limits(rng: random.Random) -> Limits:
     """Half of the time as narrow as it may be."""
     some = limits(
