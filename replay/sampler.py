@@ -18,7 +18,7 @@ from m3pc.streams import counter_stream
 from m3pc.types import Floats, InputError, Integers, SegmentBatch
 from replay.selection import by_pieces, only, product, weights
 from replay.store import Segment
-from replay.view import Chosen, Episodes
+from replay.view import Chosen, Episodes, drawable
 
 Arrays = SegmentBatch[NDArray[Any]]
 B = TypeVar("B")
@@ -137,13 +137,12 @@ class Pieces:
 
 def every_piece(store: Episodes, length: int, chosen: Chosen | None) -> Pieces:
     """Those of the chosen episodes, each as often as any other."""
-    selection = by_pieces(length) if chosen is None else product(by_pieces(length), only(chosen))
-    weight = weights(store, selection, length=length)
+    may = drawable(store) if chosen is None else drawable(store) & chosen
+    weight = weights(store, product(by_pieces(length), only(may)), length=length)
     if not weight.any():
-        lengths = store.lengths if chosen is None else store.lengths[chosen]
         raise InputError(
             f"{store.path} has no episode of {length} steps or more (the longest has "
-            f"{lengths.max(initial=0)}); use a shorter length"
+            f"{store.lengths[may].max(initial=0)}); use a shorter length"
         )
     return Pieces(store, length, weight)
 

@@ -208,3 +208,10 @@ def test_a_withdrawn_episode_is_never_drawn_chosen_or_not(cut: int) -> None:
     for chosen in (None, np.ones(len(LENGTHS), np.bool_)):
         some = Sampler(store.view(), length=LENGTH, batch=500, seed=0, returns=RULE, chosen=chosen)
         assert set(some.batch(0).states[..., 0].flat) == {0, 3}
+
+
+def test_a_store_of_which_all_was_withdrawn_is_refused() -> None:
+    store = live(LENGTHS)
+    store.withdraw(*range(len(LENGTHS)))
+    with pytest.raises(InputError, match="longest has 0"):
+        Sampler(store.view(), length=LENGTH, batch=1, seed=0, returns=RULE)
