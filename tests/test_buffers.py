@@ -139,6 +139,20 @@ def test_logged_and_collected_episodes_of_the_buffer_are_drawn_together() -> Non
     assert abs(collected - 20_000 / 5) < 6 * 57
 
 
+def test_the_seed_says_which_logged_episodes_go_first() -> None:
+    offline, online = live([10, 9, 8, 7]), live([5], first=100)
+    found = set()
+    for seed in range(50):
+        buffer = trajectory_buffer(offline.view(), online.view(), config(), minimum=T, seed=seed)
+        found.add(tuple(buffer.selection(buffer.view).tolist()))
+    assert found == {
+        (0, 9, 8, 7, 5),
+        (10, 0, 8, 7, 5),
+        (10, 9, 0, 7, 5),
+        (10, 9, 8, 0, 5),
+    }
+
+
 def test_the_buffer_follows_what_is_collected() -> None:
     offline, online = live([10, 6]), live([])
     buffer = trajectory_buffer(offline.view(), online.view(), config(), minimum=T, seed=0)
@@ -182,9 +196,9 @@ def test_the_critic_sees_every_kept_step_alike() -> None:
     sources = transition_buffers(
         live([5, 9, 3]).view(),
         live([4, 8, 2]).view(),
-        config(offline_transitions=14, online_transitions=10),
-        train=np.array([True, True, False]),
+        config(offline_transitions=8, online_transitions=10),
+        train=np.array([True, False, True]),
     )
     found = [weights(part.view, part.selection, length=1).tolist() for part in sources]
-    assert found == [[5, 9, 0], [0, 8, 2]]
+    assert found == [[5, 0, 3], [0, 8, 2]]
     assert [part.share.at(7) for part in sources] == [0.5, 0.5]

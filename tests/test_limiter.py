@@ -97,7 +97,7 @@ def test_an_upper_edge_that_the_first_inserts_reach_is_refused() -> None:
     band(0, 28)
     with pytest.raises(InputError, match=r"max_diff is 27\.5, expected 28 or more; raise it"):
         band(0, 27.5)
-    band(-4, 14, min_size=0)  # without a first stage there is nothing to reach
+    band(-14, 4, min_size=0)  # without a first stage there is nothing to reach
 
 
 @pytest.mark.parametrize(

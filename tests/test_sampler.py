@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from m3pc.returns import ReturnRule, returns_to_go
+from m3pc.streams import counter_stream
 from m3pc.types import InputError
 from replay.sampler import PieceColumns, Pieces, Sampler
 from replay.store import Store, write_store
@@ -77,6 +78,21 @@ def test_seed_and_update_alone_determine_a_batch(tmp_path: Path) -> None:
     assert all(map(np.array_equal, forwards, reversed(backwards)))
     assert not np.array_equal(forwards[0], forwards[1])
     assert not np.array_equal(forwards[0], sampler(store, seed=1).batch(0).states)
+
+
+@pytest.mark.parametrize("chosen", [[0, 1, 2, 3, 4], [0, 2]])
+def test_one_random_number_names_a_piece_in_the_list_of_all(
+    tmp_path: Path, chosen: list[int]
+) -> None:
+    """What a run drew it draws again after any change here, or it would not resume bit for bit."""
+    store = make(tmp_path / "s", segment_bytes=150)
+    mask = np.array([number in chosen for number in range(len(LENGTHS))])
+    some = Sampler(store, length=LENGTH, batch=50, seed=3, returns=RULE, chosen=mask)
+    pieces = [(e, t) for e in chosen for t in range(LENGTHS[e] - LENGTH + 1)]
+    for update in (0, 7, 10**6):
+        numbers = counter_stream(3, update).integers(len(pieces), size=50)
+        drawn = some.batch(update).states[:, 0].astype(int).tolist()
+        assert [tuple(piece) for piece in drawn] == [pieces[number] for number in numbers]
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 150, 1 << 20])

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from m3pc.streams import CRITIC_BATCH, counter_stream
 from m3pc.types import InputError
 from replay.store import Store, write_store
 from replay.transitions import TransitionSampler
@@ -181,3 +182,13 @@ def test_a_withdrawn_episode_is_never_drawn() -> None:
     store.withdraw(2, 4)
     drawn = TransitionSampler(store.view(), batch=500, seed=0, discount=HALF).batch(0)
     assert set(drawn.states[:, 0]) == {0, 1, 3}
+
+
+def test_one_random_number_names_a_step_in_the_list_of_all(tmp_path: Path) -> None:
+    """What a run drew it draws again after any change here, or it would not resume bit for bit."""
+    some = sampler(make(tmp_path / "s", segment_bytes=150), batch=50, seed=3)
+    steps = [(e, t) for e, length in enumerate(LENGTHS) for t in range(length)]
+    for update in (0, 7, 10**6):
+        numbers = counter_stream(3, update, CRITIC_BATCH).integers(len(steps), size=50)
+        drawn = some.batch(update).states.astype(int).tolist()
+        assert [tuple(step) for step in drawn] == [steps[number] for number in numbers]
