@@ -77,7 +77,7 @@ class Limits:
 def limits(
     *, samples_per_insert: float, batch: int, max_insert: int, min_size: int, slack: float = 0.0
 ) -> Limits:
-    """The narrowest band around samples_per_insert * min_size that is live, and `slack` on both
+    """The narrowest live band with samples_per_insert * min_size in its middle, and `slack` on both
     sides of it: with more, bursts of one side make the other wait less often."""
     ratio = Fraction(samples_per_insert).limit_denominator(FINEST)
     centre = ratio * min_size
@@ -107,7 +107,8 @@ class Limiter:
     def __post_init__(self) -> None:
         if self.inserts < 0 or self.samples < 0:
             raise InputError(
-                f"{self.inserts} inserts and {self.samples} samples are counted; expected 0 or more"
+                f"{self.inserts} inserts and {self.samples} samples are counted; expected 0 or more;"
+                " give what the store and the checkpoint have counted"
             )
 
     @property

@@ -20,7 +20,8 @@ class Episodes(Protocol):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Mapped where they are sealed; the newest episodes may be small segments in memory."""
+        """Mapped where they are sealed; the newest episodes may be small segments in memory, but
+        few: a batch costs some microseconds for each that it touches."""
 
     @property
     def lengths(self) -> Integers: ...  # [E]
@@ -39,6 +40,7 @@ class View(Episodes, Protocol):
     def later(self) -> "View":
         """The same store as it is now: oldest episodes may be gone, new ones come last. A segment
         that did not change is the same object in both views; a store that did not, the same view.
+        Any thread may ask.
         """
 
 
