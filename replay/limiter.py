@@ -107,8 +107,8 @@ class Limiter:
     def __post_init__(self) -> None:
         if self.inserts < 0 or self.samples < 0:
             raise InputError(
-                f"{self.inserts} inserts and {self.samples} samples are counted; expected 0 or more;"
-                " give what the store and the checkpoint have counted"
+                f"{self.inserts} inserts and {self.samples} samples are counted; expected 0 or "
+                "more; give what the store and the checkpoint have counted"
             )
 
     @property
