@@ -30,7 +30,7 @@ from replay.listing import Listed, add_up
 from replay.manifest import Close, FileEntry, Header, Seal
 from replay.schema import episodes_batch, episodes_schema, steps_batch, steps_schema
 from replay.segment import FOLDER, Segment, open_segment
-from replay.tail import read_tail, whole
+from replay.tail import read_mark, read_tail, whole
 
 SEGMENT_BYTES = 1 << 30  # a segment is sealed when its episodes fill this much
 ATTEMPTS = 100  # to read a store while it changes
@@ -79,9 +79,15 @@ class Store:
 
     def later(self) -> "Store":
         """The same store as it is now. Segments that are still there are the same objects."""
-        if self._listing.close is not None:
+        if self._listing.close is not None or self._is_newest():
             return self
         return Store(self.path, fs=self._fs, skip_damaged=self._skip_damaged, before=self)
+
+    def _is_newest(self) -> bool:
+        """Every change of a store changes its mark."""
+        mark = self._tail.mark if self._tail else None
+        seen = mark is not None and mark.manifest == len(self._manifest)
+        return seen and read_mark(self._fs, self.path) == mark
 
     @property
     def header(self) -> Header:

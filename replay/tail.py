@@ -18,6 +18,7 @@ class Tail:
     salt: bytes
     end: int  # bytes of the log that were read
     chunks: tuple[Segment, ...]
+    mark: Mark | None  # as it was then, if it is this log's
 
 
 def read_mark(fs: FS, path: Path) -> Mark | None:
@@ -54,22 +55,25 @@ def read_tail(fs: FS, path: Path, listing: Listing, before: Tail | None) -> Tail
     salt = log.read_salt(bytes(content[: log.HEAD.size]), listing.rolls, listing.header)
     if salt is None:
         raise InputError(f"{name} was changed: its head is not that of this store's open log")
-    fits = mark is not None and (mark.log, mark.salt) == (listing.rolls, salt)
-    limit = mark.visible if mark is not None and fits else len(content)
+    if mark is not None and mark.log > listing.rolls:
+        raise InputError(f"{name} is not the open log of {path} any more")
+    if mark is not None and (mark.log, mark.salt) != (listing.rolls, salt):
+        mark = None  # left by a crash, or by a writer that has just begun
+    limit = len(content) if mark is None else mark.visible
     if limit > len(content):
         raise InputError(f"{name} was cut: it has {len(content)} bytes, {limit} were written")
     if before is None or (before.number, before.salt) != (listing.rolls, salt):
-        before = Tail(number=listing.rolls, salt=salt, end=log.HEAD.size, chunks=())
+        before = Tail(number=listing.rolls, salt=salt, end=log.HEAD.size, chunks=(), mark=None)
     found = list(log.frames(content[:limit], before.end, listing.header, salt))
     end = found[-1][1] if found else before.end
-    if fits and end != limit:
+    if mark is not None and end != limit:
         raise InputError(f"{name} was changed: the frame at byte {end} is damaged")
     fresh = [(entry.episode, entry.key) for entry, _ in found if entry.episode is not None]
     chunks = before.chunks
     if fresh:
         episodes, keys = zip(*fresh, strict=True)
         chunks = _merged((*chunks, in_memory(episodes, keys)))
-    return Tail(number=listing.rolls, salt=salt, end=end, chunks=chunks)
+    return Tail(number=listing.rolls, salt=salt, end=end, chunks=chunks, mark=mark)
 
 
 def _merged(chunks: tuple[Segment, ...]) -> tuple[Segment, ...]:

@@ -1,16 +1,21 @@
-"""Random single steps with what followed them, for a critic. B batch, R rows."""
+"""Random single steps with what followed them, for a critic. B batch, R rows, E episodes."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import fields
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from m3pc.returns import ReturnRule, returns_to_go, steps_within
 from m3pc.streams import CRITIC_BATCH, counter_stream
-from m3pc.types import Floats, TransitionBatch
-from replay.sampler import Chosen, Pieces, Place, Rows
+from m3pc.types import Floats, Integers, TransitionBatch
+from replay.sampler import Drawn, Known, Place, every_piece, per_segment
 from replay.segment import Segment
-from replay.store import Store
+from replay.view import Chosen, View
+
+Arrays = TransitionBatch[NDArray[Any]]
 
 
 class TransitionSampler:
@@ -18,7 +23,7 @@ class TransitionSampler:
 
     def __init__(
         self,
-        store: Store,
+        store: View,
         *,
         batch: int,
         seed: int,
@@ -27,29 +32,58 @@ class TransitionSampler:
         chosen: Chosen | None = None,
     ) -> None:
         self._batch, self._seed = batch, seed
-        self._pieces = Pieces(store, 1, chosen)
-        self._segments = store.segments
-        self._episodes = [np.repeat(np.arange(len(s.lengths)), s.lengths) for s in store.segments]
-        self._ends = [np.cumsum(s.lengths) - 1 for s in store.segments]
-        self._returns = [discounted_returns(s, discount, terminals) for s in store.segments]
+        self._pieces = every_piece(store, 1, chosen)
+        self._columns = StepColumns(discount, terminals, store.segments)
 
     def __len__(self) -> int:
         return self._pieces.count
 
-    def batch(self, update: int) -> TransitionBatch[NDArray[Any]]:
+    def batch(self, update: int, out: Arrays | None = None) -> Arrays:
+        """Into the arrays of `out`, or into new ones."""
         rng = counter_stream(self._seed, update, CRITIC_BATCH)
-        places, _ = self._pieces.draw(rng, self._batch)
-        parts = [self._gather(place) for place in places]
-        into = np.concatenate([place.into for place in places])
-        order = np.argsort(into)
-        return TransitionBatch(
-            **{name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
-        )
+        return self._columns.gather(self._pieces.draw(rng, self._batch), out)
+
+
+class Steps(NamedTuple):
+    """A segment, and what a critic wants to know of its rows."""
+
+    segment: Segment
+    episodes: Integers  # [R] to which each belongs
+    ends: Integers  # [E] last row of each
+    returns: Floats  # [R]
+
+
+class StepColumns:
+    """Columns of single steps."""
+
+    length: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        discount: float,
+        terminals: bool = True,
+        segments: Sequence[Segment] = (),
+        known: Known[Steps] = MappingProxyType({}),
+    ) -> None:
+        self._discount, self._terminals = discount, terminals
+        self._known = per_segment(segments, known, self._derive)
+        self._parts = [self._known[id(segment)][1] for segment in segments]
+
+    def at(self, segments: Sequence[Segment]) -> "StepColumns":
+        return StepColumns(self._discount, self._terminals, segments, self._known)
+
+    def gather(self, drawn: Drawn, out: Arrays | None = None) -> Arrays:
+        first = self._parts[drawn.places[0].segment].segment
+        out = _empty(len(drawn.steps), first) if out is None else out
+        for place in drawn.places:
+            for name, values in self._gather(place).items():
+                getattr(out, name)[place.into] = values
+        return out
 
     def _gather(self, place: Place) -> dict[str, NDArray[Any]]:
-        segment, rows = self._segments[place.segment], place.rows
-        episodes = self._episodes[place.segment][rows]
-        last = rows == self._ends[place.segment][episodes]
+        part, rows = self._parts[place.segment], place.rows
+        segment, episodes = part.segment, part.episodes[rows]
+        last = rows == part.ends[episodes]
         following = segment.states[np.where(last, rows, rows + 1)]
         following[last] = segment.final_states[episodes[last]]
         return {
@@ -57,9 +91,17 @@ class TransitionSampler:
             "actions": segment.actions[rows],
             "rewards": segment.rewards[rows],
             "next_states": following,
-            "terminals": (last & segment.terminated[episodes]).astype(np.float32),
-            "returns": self._returns[place.segment][rows],
+            "terminals": last & segment.terminated[episodes],
+            "returns": part.returns[rows],
         }
+
+    def _derive(self, segment: Segment) -> Steps:
+        return Steps(
+            segment,
+            np.repeat(np.arange(len(segment.lengths)), segment.lengths),
+            np.cumsum(segment.lengths) - 1,
+            discounted_returns(segment, self._discount, self._terminals),
+        )
 
 
 def discounted_returns(segment: Segment, discount: float, terminals: bool = True) -> Floats:
@@ -68,7 +110,18 @@ def discounted_returns(segment: Segment, discount: float, terminals: bool = True
     rule = ReturnRule(horizon=1, average=False, discount=discount)
     returns = returns_to_go(segment.rewards, segment.lengths, rule).astype(np.float64)
     if discount < 1:
-        left: Rows = np.repeat(segment.lengths, segment.lengths) - steps_within(segment.lengths)
+        left: Integers = np.repeat(segment.lengths, segment.lengths) - steps_within(segment.lengths)
         seen = 1 - discount ** left.astype(np.float64)
         returns /= np.where(np.repeat(segment.terminated & terminals, segment.lengths), 1.0, seen)
     return returns.astype(np.float32)
+
+
+def _empty(count: int, segment: Segment) -> Arrays:
+    state, action = segment.states.shape[1:], segment.actions.shape[1:]
+    sizes = {"states": state, "actions": action, "next_states": state}
+    return TransitionBatch(
+        **{
+            field.name: np.empty((count, *sizes.get(field.name, ())), np.float32)
+            for field in fields(TransitionBatch)
+        }
+    )

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from m3pc.returns import ReturnRule, returns_to_go
+from m3pc.streams import counter_stream
 from m3pc.types import InputError
-from replay.sampler import Pieces, Sampler
+from replay.sampler import PieceColumns, Pieces, Sampler
 from replay.store import Store, write_store
 from tests.episodes import header, numbered
+from tests.live_view import live
 
 LENGTHS = [5, 3, 9, 4, 12]
 LENGTH = 4
@@ -78,6 +80,21 @@ def test_seed_and_update_alone_determine_a_batch(tmp_path: Path) -> None:
     assert not np.array_equal(forwards[0], sampler(store, seed=1).batch(0).states)
 
 
+@pytest.mark.parametrize("chosen", [[0, 1, 2, 3, 4], [0, 2]])
+def test_one_random_number_names_a_piece_in_the_list_of_all(
+    tmp_path: Path, chosen: list[int]
+) -> None:
+    """What a run drew it draws again after any change here, or it would not resume bit for bit."""
+    store = make(tmp_path / "s", segment_bytes=150)
+    mask = np.array([number in chosen for number in range(len(LENGTHS))])
+    some = Sampler(store, length=LENGTH, batch=50, seed=3, returns=RULE, chosen=mask)
+    pieces = [(e, t) for e in chosen for t in range(LENGTHS[e] - LENGTH + 1)]
+    for update in (0, 7, 10**6):
+        numbers = counter_stream(3, update).integers(len(pieces), size=50)
+        drawn = some.batch(update).states[:, 0].astype(int).tolist()
+        assert [tuple(piece) for piece in drawn] == [pieces[number] for number in numbers]
+
+
 @pytest.mark.parametrize("segment_bytes", [1, 150, 1 << 20])
 @pytest.mark.parametrize("chosen", [[0, 1, 4], [0], [4], [2, 3]])
 def test_only_chosen_episodes_are_drawn(
@@ -129,5 +146,88 @@ def test_more_segments_than_16_bits_can_number_are_told_apart() -> None:
 
 
 def test_the_replay_package_never_loads_torch() -> None:
-    code = "import replay.sampler, replay.statistics, sys; sys.exit('torch' in sys.modules)"
+    code = (
+        "import replay.buffers, replay.limiter, replay.prefetch, replay.statistics, sys; "
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def weighted(lengths: list[int], weight: list[int], *, cut: int = 2) -> Pieces:
+    return Pieces(live(lengths, cut=cut).view(), LENGTH, np.array(weight))
+
+
+@pytest.mark.parametrize(
+    ("weight", "share"),
+    [
+        ([2, 6, 1], [2 / 9, 6 / 9, 1 / 9]),  # as many as there are pieces
+        ([5, 9, 4], [5 / 18, 9 / 18, 4 / 18]),
+        ([1, 1, 1], [1 / 3, 1 / 3, 1 / 3]),
+        ([0, 1, 7], [0, 1 / 8, 7 / 8]),
+        ([1 << 60, 1 << 60, 0], [1 / 2, 1 / 2, 0]),
+    ],
+)
+def test_an_episode_is_drawn_by_its_weight_and_its_start_evenly(
+    weight: list[int], share: list[float]
+) -> None:
+    lengths, count = [5, 9, 4], 20_000
+    view = live(lengths, cut=2).view()
+    pieces = Pieces(view, LENGTH, np.array(weight))
+    drawn = PieceColumns(LENGTH, RULE, view.segments).gather(
+        pieces.draw(np.random.default_rng(0), count)
+    )
+    found = np.zeros((3, 6))
+    np.add.at(found, (drawn.states[:, 0, 0].astype(int), drawn.steps), 1)
+    spans = np.array([2, 6, 1])
+    expected = np.where(
+        np.arange(6) < spans[:, None], count * np.array(share)[:, None] / spans[:, None], 0
+    )
+    assert (found[expected == 0] == 0).all()
+    # Binomial: a deviation is at most the root of what is expected; six of them never happen.
+    assert (np.abs(found - expected) <= 6 * np.sqrt(expected)).all()
+
+
+def test_an_episode_without_weight_does_not_count_among_the_pieces() -> None:
+    assert weighted([5, 9, 4], [3, 0, 8]).count == 2 + 1
+    assert weighted([5, 9, 4], [0, 0, 0]).weight == 0
+
+
+def test_an_episode_too_short_for_a_piece_is_not_drawn_whatever_its_weight() -> None:
+    pieces = weighted([5, 3, 4], [1, 100, 1])
+    assert (pieces.count, pieces.weight) == (3, 2)
+
+
+def test_a_store_without_an_episode_has_no_piece() -> None:
+    empty = live([]).view()
+    assert Pieces(empty, LENGTH).weight == 0
+    with pytest.raises(InputError, match="longest has 0"):
+        Sampler(empty, length=LENGTH, batch=1, seed=0, returns=RULE)
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_given_arrays_are_filled_with_what_new_ones_would_hold(cut: int) -> None:
+    one = Sampler(live(LENGTHS, cut=cut).view(), length=LENGTH, batch=50, seed=0, returns=RULE)
+    arrays = one.batch(7)
+    memory = [getattr(arrays, name).ctypes.data for name in arrays.__slots__]
+    for update in range(3):
+        assert one.batch(update, arrays) is arrays
+        fresh = one.batch(update)
+        for name in fresh.__slots__:
+            assert np.array_equal(getattr(arrays, name), getattr(fresh, name))
+    assert memory == [getattr(arrays, name).ctypes.data for name in arrays.__slots__]
+
+
+@pytest.mark.parametrize("cut", [1, 5])
+def test_a_withdrawn_episode_is_never_drawn_chosen_or_not(cut: int) -> None:
+    store = live(LENGTHS, cut=cut)
+    store.withdraw(2, 4)
+    for chosen in (None, np.ones(len(LENGTHS), np.bool_)):
+        some = Sampler(store.view(), length=LENGTH, batch=500, seed=0, returns=RULE, chosen=chosen)
+        assert set(some.batch(0).states[..., 0].flat) == {0, 3}
+
+
+def test_a_store_of_which_all_was_withdrawn_is_refused() -> None:
+    store = live(LENGTHS)
+    store.withdraw(*range(len(LENGTHS)))
+    with pytest.raises(InputError, match="longest has 0"):
+        Sampler(store.view(), length=LENGTH, batch=1, seed=0, returns=RULE)

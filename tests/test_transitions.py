@@ -5,10 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from m3pc.streams import CRITIC_BATCH, counter_stream
 from m3pc.types import InputError
 from replay.store import Store, write_store
 from replay.transitions import TransitionSampler
 from tests.episodes import header, numbered
+from tests.live_view import live
 
 LENGTHS = [5, 3, 9, 1, 12]
 TERMINATED = [False, True, False, True, True]
@@ -161,3 +163,32 @@ def test_a_batch_is_the_callers_own(tmp_path: Path) -> None:
         getattr(spoilt, name)[:] = -1
     assert np.array_equal(one.batch(0).returns, sampler(store).batch(0).returns)
     assert (sampler(make(tmp_path / "t")).batch(0).next_states == one.batch(0).next_states).all()
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_given_arrays_are_filled_with_what_new_ones_would_hold(cut: int) -> None:
+    view = live(LENGTHS, cut=cut).view()
+    one = TransitionSampler(view, batch=50, seed=0, discount=HALF)
+    arrays = one.batch(7)
+    for update in range(3):
+        assert one.batch(update, arrays) is arrays
+        fresh = one.batch(update)
+        for name in fresh.__slots__:
+            assert np.array_equal(getattr(arrays, name), getattr(fresh, name))
+
+
+def test_a_withdrawn_episode_is_never_drawn() -> None:
+    store = live(LENGTHS, cut=2)
+    store.withdraw(2, 4)
+    drawn = TransitionSampler(store.view(), batch=500, seed=0, discount=HALF).batch(0)
+    assert set(drawn.states[:, 0]) == {0, 1, 3}
+
+
+def test_one_random_number_names_a_step_in_the_list_of_all(tmp_path: Path) -> None:
+    """What a run drew it draws again after any change here, or it would not resume bit for bit."""
+    some = sampler(make(tmp_path / "s", segment_bytes=150), batch=50, seed=3)
+    steps = [(e, t) for e, length in enumerate(LENGTHS) for t in range(length)]
+    for update in (0, 7, 10**6):
+        numbers = counter_stream(3, update, CRITIC_BATCH).integers(len(steps), size=50)
+        drawn = some.batch(update).states.astype(int).tolist()
+        assert [tuple(step) for step in drawn] == [steps[number] for number in numbers]

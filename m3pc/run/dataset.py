@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from m3pc.config import Config, NormaliserConfig
 from m3pc.returns import ReturnRule, returns_to_go
 from m3pc.types import Floats, InputError
-from replay.sampler import Chosen
 from replay.segment import Segment
 from replay.statistics import Moments, moments
 from replay.store import Store
+from replay.view import Chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

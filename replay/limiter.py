@@ -1,0 +1,220 @@
+"""How many samples are drawn for each one that is inserted. Both are counted in transitions.
+
+    error = inserts * samples_per_insert - samples
+
+grows with what is collected and shrinks with what is learnt from; both sides wait for each other
+at the edges of a band. Logged data are not inserts: only what the run collects counts.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from threading import Condition
+from typing import Literal
+
+from m3pc.types import InputError
+
+log = logging.getLogger(__name__)
+
+FINEST = 10**6  # samples per insert are a fraction with at most this denominator: 0.2 is a fifth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The band, and what one step of either side is.
+
+    An insert of n is allowed if it leaves error <= max_diff; a batch may be drawn once min_size
+    were inserted, if it leaves error >= min_diff. Refused where both sides could wait for each
+    other. With s = samples_per_insert and m = max_insert it takes
+
+        (1)  s * (min_size - 1 + m) <= max_diff           (where min_size > 0)
+        (2)  batch + s * m <= max_diff - min_diff
+
+    for one side at least to be allowed, whatever the counters (from 0 up) are:
+    while inserts < min_size, error <= s * inserts <= s * (min_size - 1), so by (1) an insert of m
+    is allowed. From then on, if an insert of m is not, error > max_diff - s * m >= min_diff + batch
+    by (2), so a batch is. What is allowed moves the error towards the other side's condition by a
+    fixed amount, so neither waits for ever while the other one works. Counters outside the band, as
+    a restart with new limits may find them, are no exception: who is behind works, the other waits.
+    But for the grain of the error no less would do: without (1), single inserts lead to where one
+    of m waits for the first batch; without (2), there are errors at which nothing is allowed.
+    """
+
+    samples_per_insert: Fraction
+    batch: int  # drawn at a time
+    max_insert: int  # inserted at a time, at most
+    min_size: int  # inserted before anything is drawn; what retention drops still counts
+    min_diff: Fraction
+    max_diff: Fraction
+
+    def __post_init__(self) -> None:
+        positive = self.samples_per_insert > 0 and self.batch > 0 and self.max_insert > 0
+        if not positive or self.min_size < 0:
+            raise InputError(
+                f"{self.samples_per_insert} samples per insert, batches of {self.batch}, inserts of"
+                f" up to {self.max_insert}, {self.min_size} before the first batch; give numbers "
+                "above 0, the last 0 or more"
+            )
+        least = self.samples_per_insert * (self.min_size - 1 + self.max_insert)
+        if self.min_size and self.max_diff < least:
+            raise InputError(
+                f"inserts would wait for samples before the first batch may be drawn: max_diff is "
+                f"{float(self.max_diff):g}, expected {float(least):g} or more; raise it, or lower "
+                "min_size or max_insert"
+            )
+        width = self.batch + self.samples_per_insert * self.max_insert
+        if self.max_diff - self.min_diff < width:
+            raise InputError(
+                f"inserts and samples could wait for each other: from min_diff to max_diff are "
+                f"{float(self.max_diff - self.min_diff):g}, expected {float(width):g} or more; "
+                "widen the band, or lower batch or max_insert"
+            )
+
+
+def limits(
+    *, samples_per_insert: float, batch: int, max_insert: int, min_size: int, slack: float = 0.0
+) -> Limits:
+    """The narrowest live band with samples_per_insert * min_size in its middle, and `slack` on both
+    sides of it: with more, bursts of one side make the other wait less often."""
+    ratio = Fraction(samples_per_insert).limit_denominator(FINEST)
+    centre = ratio * min_size
+    reach = max((batch + ratio * max_insert) / 2, ratio * (max_insert - 1)) + Fraction(slack)
+    return Limits(
+        samples_per_insert=ratio,
+        batch=batch,
+        max_insert=max_insert,
+        min_size=min_size,
+        min_diff=centre - reach,
+        max_diff=centre + reach,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Limiter:
+    """The counters of a run under its limits: a value, without clock or lock.
+
+    After a restart the counters come from outside (inserts from the store, samples from the
+    learner's checkpoint) and the limits from the new configuration.
+    """
+
+    limits: Limits
+    inserts: int = 0
+    samples: int = 0
+
+    def __post_init__(self) -> None:
+        if self.inserts < 0 or self.samples < 0:
+            raise InputError(
+                f"{self.inserts} inserts and {self.samples} samples are counted; expected 0 or "
+                "more; give what the store and the checkpoint have counted"
+            )
+
+    @property
+    def error(self) -> Fraction:
+        return self.inserts * self.limits.samples_per_insert - self.samples
+
+    def samples_missing(self, count: int) -> int:
+        """That must be drawn before `count` may be inserted; 0: they may now."""
+        if not 0 < count <= self.limits.max_insert:
+            raise InputError(
+                f"an insert of {count}; expected 1 to {self.limits.max_insert}, the largest that "
+                "the limits are known to be live for; raise max_insert"
+            )
+        after = self.error + count * self.limits.samples_per_insert
+        return max(math.ceil(after - self.limits.max_diff), 0)
+
+    def inserts_missing(self) -> int:
+        """That must come before the next batch may be drawn; 0: it may now."""
+        short = self.limits.min_diff + self.limits.batch - self.error
+        missing = math.ceil(short / self.limits.samples_per_insert)
+        return max(missing, self.limits.min_size - self.inserts, 0)
+
+    def inserted(self, count: int) -> "Limiter":
+        assert not self.samples_missing(count)
+        return replace(self, inserts=self.inserts + count)
+
+    def sampled(self) -> "Limiter":
+        assert not self.inserts_missing()
+        return replace(self, samples=self.samples + self.limits.batch)
+
+    def forgiven(self) -> "Limiter":
+        """With the nearest number of samples that is inside the band. For a restart with another
+        samples_per_insert: the ratio holds from now on, and nobody has to make up for the past.
+        After a crash nothing is forgiven: a learner draws again what it has lost."""
+        earned = self.inserts * self.limits.samples_per_insert
+        low = math.ceil(earned - self.limits.max_diff)
+        high = math.floor(earned - self.limits.min_diff)
+        return replace(self, samples=max(min(max(self.samples, low), high), 0))
+
+
+class Gate:
+    """A limiter that threads wait at. Every wait ends: with True, or with False after its timeout.
+
+    What is allowed is counted at once: check a payload before asking for its insert.
+    """
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        *,
+        without_actors: Literal["wait", "continue_offline"] = "wait",
+        patience: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Actors count as gone when none has asked for an insert for `patience` seconds."""
+        self._limiter, self._clock = limiter, clock
+        self._continue, self._patience = without_actors == "continue_offline", patience
+        self._changed = Condition()
+        self._asked = clock()  # when an insert was last asked for
+        self.offline = False  # whether the learner goes on without actors
+        self.offline_samples = 0  # drawn meanwhile: they are not held against the actors
+        self.insert_waited = 0.0  # seconds
+        self.sample_waited = 0.0
+
+    @property
+    def limiter(self) -> Limiter:
+        return self._limiter
+
+    def insert(self, count: int, timeout: float = 1.0) -> bool:
+        """Whether `count` transitions may be inserted."""
+        with self._changed:
+            start = self._asked = self._clock()
+            if self.offline:
+                self.offline = False
+                log.info("event=actors_back offline_samples=%d", self.offline_samples)
+            allowed = self._changed.wait_for(
+                lambda: not self._limiter.samples_missing(count), timeout
+            )
+            self.insert_waited += self._clock() - start
+            if allowed:
+                self._limiter = self._limiter.inserted(count)
+                self._changed.notify_all()
+            return allowed
+
+    def sample(self, timeout: float = 1.0) -> bool:
+        """Whether a batch may be drawn."""
+        with self._changed:
+            start = self._clock()
+            allowed = self._changed.wait_for(
+                lambda: not self._limiter.inserts_missing(), 0 if self._alone(start) else timeout
+            )
+            end = self._clock()
+            self.sample_waited += end - start
+            if allowed:
+                self._limiter = self._limiter.sampled()
+                self._changed.notify_all()
+            return allowed or self._go_on_alone(end)
+
+    def _alone(self, now: float) -> bool:
+        return self._continue and now - self._asked >= self._patience
+
+    def _go_on_alone(self, now: float) -> bool:
+        if not self._alone(now):
+            return False
+        if not self.offline:
+            self.offline = True
+            log.warning("event=continue_offline silent_s=%.0f", now - self._asked)
+        self.offline_samples += self._limiter.limits.batch
+        return True
