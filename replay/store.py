@@ -12,7 +12,7 @@ R rows of steps, E episodes, S state, A action.
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from m3pc.types import Episode, InputError, Integers
 from replay import manifest
 from replay.checks import check
 from replay.fs import FS, Disk
-from replay.listing import Listed, add_up
+from replay.listing import Listed, Producer, add_up
 from replay.manifest import Close, FileEntry, Header, Seal
 from replay.schema import episodes_batch, episodes_schema, steps_batch, steps_schema
 from replay.segment import FOLDER, Segment, open_segment
@@ -108,6 +108,11 @@ class Store:
     @property
     def episode_returns(self) -> NDArray[np.float64]:
         return np.concatenate([np.empty(0), *(s.episode_returns for s in self.segments)])
+
+    @property
+    def producers(self) -> Mapping[int, Producer]:
+        """Where each slot stands: what a coordinator that lost everything may not fall behind."""
+        return self._tail.producers if self._tail else {}
 
     @property
     def withdrawn(self) -> NDArray[np.bool_] | None:

@@ -1,14 +1,16 @@
 """The end of a live store as other processes see it: the whole frames of its open log."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from m3pc.types import InputError
 from replay import log, manifest
 from replay.fs import FS
-from replay.listing import Listing
+from replay.listing import Listing, Producer
 from replay.manifest import AnyEvent, Parsed
 from replay.mark import NAME, Mark, decode
+from replay.producers import following
 from replay.segment import Segment, in_memory, joined
 
 
@@ -18,6 +20,7 @@ class Tail:
     salt: bytes
     end: int  # bytes of the log that were read
     chunks: tuple[Segment, ...]
+    producers: Mapping[int, Producer]  # by slot, as they stand after it
     mark: Mark | None  # as it was then, if it is this log's
 
 
@@ -63,7 +66,14 @@ def read_tail(fs: FS, path: Path, listing: Listing, before: Tail | None) -> Tail
     if limit > len(content):
         raise InputError(f"{name} was cut: it has {len(content)} bytes, {limit} were written")
     if before is None or (before.number, before.salt) != (listing.rolls, salt):
-        before = Tail(number=listing.rolls, salt=salt, end=log.HEAD.size, chunks=(), mark=None)
+        before = Tail(
+            number=listing.rolls,
+            salt=salt,
+            end=log.HEAD.size,
+            chunks=(),
+            producers=listing.producers,
+            mark=None,
+        )
     found = list(log.frames(content[:limit], before.end, listing.header, salt))
     end = found[-1][1] if found else before.end
     if mark is not None and end != limit:
@@ -73,7 +83,13 @@ def read_tail(fs: FS, path: Path, listing: Listing, before: Tail | None) -> Tail
     if fresh:
         episodes, keys = zip(*fresh, strict=True)
         chunks = _merged((*chunks, in_memory(episodes, keys)))
-    return Tail(number=listing.rolls, salt=salt, end=end, chunks=chunks, mark=mark)
+    return replace(
+        before,
+        end=end,
+        chunks=chunks,
+        producers={**before.producers, **{e.key.slot: following(e.key) for e, _ in found}},
+        mark=mark,
+    )
 
 
 def _merged(chunks: tuple[Segment, ...]) -> tuple[Segment, ...]:

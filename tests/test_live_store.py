@@ -80,6 +80,32 @@ def test_all_columns_are_the_same_in_the_log_and_in_a_segment(path: Path) -> Non
     assert before.keys.tolist()[3:] == [[4, 9, 0], [4, 9, 1]]
 
 
+def test_a_reader_knows_where_every_producer_stands(path: Path) -> None:
+    with open_writer(path) as writer:
+        send(writer, range(3), slot=1, incarnation=7)
+        writer.append(AppendKey(2, 5, 0), b"rubbish")
+        writer.roll()
+        send(writer, range(1), slot=1, incarnation=8)
+        store = Store(path)
+        assert store.producers == {1: (8, 1), 2: (5, 1)}
+        send(writer, range(1, 2), slot=1, incarnation=8)
+        assert store.later().producers == {1: (8, 2), 2: (5, 1)}
+        assert {slot: writer.producer(slot) for slot in (1, 2)} == store.later().producers
+
+
+def test_a_store_that_did_not_change_is_the_same_view(path: Path) -> None:
+    with open_writer(path) as writer:
+        send(writer, range(3))
+        store = Store(path)
+        assert store.later() is store
+        for change in (writer.roll, lambda: writer.withdraw(3), lambda: writer.drop([0])):
+            change()
+            newer = store.later()
+            assert newer is not store
+            assert newer.later() is newer
+            store = newer
+
+
 def test_dropped_segments_are_let_go(path: Path) -> None:
     with open_writer(path) as writer:
         for number in range(3):
@@ -171,7 +197,8 @@ def test_readers_and_a_writer_in_different_processes_get_along(path: Path) -> No
     child.start()
     store, views, last = Store(path), 0, -1
     try:
-        while child.is_alive() and views < 5000:
+        while child.is_alive():
+            child.join(0.001)
             store = (store if views % 3 else Store(path)).later()
             found = numbers(store)
             assert found == list(range(found[0], found[-1] + 1)) if found else last == -1
