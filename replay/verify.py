@@ -15,6 +15,8 @@ from replay.segment import check_bytes
 from replay.store import Store
 from replay.tail import read_mark, whole
 
+ATTEMPTS = 10  # while a writer changes the store
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -26,8 +28,24 @@ def verify(path: Path, *, fs: FS | None = None) -> list[Finding]:
     """Findings, none where all is well. A store may be verified while it is written: what its
     writer has just begun is no finding then."""
     fs = fs or Disk()
-    name = path / manifest.NAME
     writing = is_written(fs, path)
+    for _ in range(ATTEMPTS if writing else 1):
+        before = _content(fs, path)
+        found = _findings(fs, path, writing)
+        if not found or _content(fs, path) == before:
+            break  # otherwise the writer was faster
+    return found
+
+
+def _content(fs: FS, path: Path) -> bytes | None:
+    try:
+        return fs.read(path / manifest.NAME)
+    except OSError:
+        return None
+
+
+def _findings(fs: FS, path: Path, writing: bool) -> list[Finding]:
+    name = path / manifest.NAME
     try:
         parsed = manifest.parse(manifest.read(fs, path), name)
         listing = add_up(whole(parsed, path), name)
@@ -42,8 +60,6 @@ def verify(path: Path, *, fs: FS | None = None) -> list[Finding]:
             Store(path, fs=fs)
         except InputError as error:
             found = [Finding(_named(error, path), str(error))]
-    if writing and found and manifest.read(fs, path) != parsed.whole + parsed.rest:
-        return verify(path, fs=fs)  # the writer was faster; it does not seal faster than we read
     return found
 
 

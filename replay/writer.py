@@ -9,6 +9,7 @@ drop    a line in the manifest, synced -> the files may go
 import errno
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from replay.segment import FOLDER as SEGMENTS
 from replay.segment import check_bytes, write_segment
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # pass when somebody makes room
+
+LOCK_PAUSES: Final = (0.01, 0.05, 0.2, 0.2, 0.0)  # seconds
 
 log = logging.getLogger(__name__)
 
@@ -430,10 +433,13 @@ def _locked(fs: FS, path: Path) -> Callable[[], None]:
         if path.name not in fs.names(path.parent):
             fs.make_folder(path)
             fs.sync_folder(path.parent)
-        return fs.lock(path, shared=False)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} cannot be made: {path.parent} is no folder; make it") from None
-    except BlockingIOError:
-        raise InputError(
-            f"{path} is being written by another process; a store has one writer: stop it first"
-        ) from None
+    for pause in LOCK_PAUSES:  # who only looks whether there is a writer is gone at once
+        try:
+            return fs.lock(path, shared=False)
+        except BlockingIOError:
+            time.sleep(pause)
+    raise InputError(
+        f"{path} is being written by another process; a store has one writer: stop it first"
+    )

@@ -27,16 +27,18 @@ def send(writer: Writer, numbers: range, *, slot: int = 0, incarnation: int = 0)
     return [writer.append(key, encode(episode(key.sequence))) for key in keys]
 
 
-def write_live(path: Path, *, fs: FS | None = None) -> Path:
+def write_live(path: Path, *, fs: FS | None = None, close: bool = True) -> Path:
     """At rest: two segments, a log with episodes and a refused one, all kinds of events."""
-    with open_writer(path, fs=fs) as writer:
-        for first in (0, 4, 8):
-            send(writer, range(first, first + 4))
-            writer.roll()
-        writer.drop([0])
-        writer.append(AppendKey(1, 5, 0), b"rubbish")
-        writer.withdraw(7)
-        send(writer, range(12, 16))
+    writer = open_writer(path, fs=fs)
+    for first in (0, 4, 8):
+        send(writer, range(first, first + 4))
+        writer.roll()
+    writer.drop([0])
+    writer.append(AppendKey(1, 5, 0), b"rubbish")
+    writer.withdraw(7)
+    send(writer, range(12, 16))
+    if close:
+        writer.close()
     return path
 
 
