@@ -1,4 +1,4 @@
-"""A real Redis server on a free loopback port, with one user who may do what we need and no more."""
+"""A real Redis server on a free loopback port, whose user may do what we need and no more."""
 
 import os
 import shutil
@@ -6,6 +6,8 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,7 @@ import redis
 
 USER, PASSWORD = "m3pc", "a-pass-word-for-tests"
 ADMIN, ADMIN_PASSWORD = "admin", "another-pass-word"
-COMMANDS = (
-    "evalsha script|load time get set getrange pttl del hget hset hstrlen hgetall "
-    "auth hello select ping"
-)
+COMMANDS = "evalsha script|load time set getrange pttl del hget hset hlen hexists hgetall auth"
 MISSING = (
     "no redis-server on this machine; `make test` installs it, or: apt-get install redis-server"
 )
@@ -50,10 +49,11 @@ class RedisServer:
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [self._program]
-            + f"--port {self.port} --bind 127.0.0.1 --aclfile {self._folder / 'users.acl'} "
-            f"--dir {self._folder} --appendonly no --daemonize no".split()
-            + ["--save", "", "--logfile", "redis.log"],
+            [
+                *(self._program, "--port", str(self.port), "--bind", "127.0.0.1"),
+                *("--aclfile", "users.acl", "--save", "", "--appendonly", "no"),
+                *("--logfile", "redis.log", "--daemonize", "no"),
+            ],
             cwd=self._folder,
         )
         end = time.monotonic() + 20
@@ -62,6 +62,15 @@ class RedisServer:
                 self.kill()
                 raise RuntimeError((self._folder / "redis.log").read_text())
             time.sleep(0.02)
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """It keeps its connections and answers nobody."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self._process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process.poll() is None:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from m3pc.coordinator.keeper import Keeper
 from m3pc.coordinator.sqlite import SqliteTable
-from m3pc.types import Floor, InputError
+from m3pc.types import Coordinator, Floor, InputError
 
 if TYPE_CHECKING:
     from m3pc.coordinator.redis import Server
@@ -26,7 +26,7 @@ def connect(
     generations: Path,
     floor: Callable[[], Floor] = Floor,
     deadline: float = 5.0,
-) -> Keeper:
+) -> Coordinator:
     """The coordinator of a run, at a Redis URL or in a SQLite file (a path, or sqlite:PATH).
 
     `generations` is a folder of the run on a disk that everybody in the run sees; `floor` reads

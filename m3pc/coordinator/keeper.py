@@ -220,7 +220,8 @@ class Keeper:
                 records = join(records, self._seen)
             taken = next_generation(self._generations)
             generation = max([taken, *map(_unused_generation, records.values())])
-            log.warning(
+            log.log(
+                logging.WARNING if generation else logging.INFO,  # the first is no loss
                 "coordinator rebuilt where=%s generation=%d records=%d reason=%r",
                 self._table.where,
                 generation,

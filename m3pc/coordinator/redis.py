@@ -2,7 +2,8 @@
 
     PREFIX:marker                    says that the records are here; a claim while they are rebuilt
     PREFIX:clock                     "last ahead", by which a clock set back is put right
-    PREFIX:{slots,leases,pointers}   hashes of sealed records
+    PREFIX:{slots,leases,pointers}   hashes of sealed records; under no name the marker and how
+                                     many they are, so that one which was removed is missed
 
 Redis holds nothing that is not also known elsewhere: it may lose everything at any moment. It is
 not trusted either: of its values only the length is looked at here, the rest where they are opened.
@@ -48,9 +49,17 @@ local function tick()
   redis.call('SET', KEYS[2], now .. ' ' .. ahead)
   return now
 end
+local function count(key, found)
+  redis.call('HSET', key, '', '')
+  redis.call('HSET', key, '', found .. ' ' .. redis.call('HLEN', key))
+end
+local function is_whole(key, found)
+  local size = redis.pcall('HLEN', key)
+  return type(size) == 'number' and redis.call('HGET', key, '') == found .. ' ' .. size
+end
 local function all(key)
   local found = redis.pcall('HGETALL', key)
-  return found.err and {} or found, found.err
+  return found.err and {} or found
 end
 """
 
@@ -61,26 +70,27 @@ if found == '' then return {'LOST', ''} end
 if string.sub(found, 1, 11) == 'rebuilding ' and redis.call('PTTL', KEYS[1]) > 0 then
   return {'BUSY', found}
 end
-local texts, lost = {}, false
-if ARGV[2] then
-  local size = redis.pcall('HSTRLEN', KEYS[3], ARGV[2])
-  lost = type(size) == 'table' or size > tonumber(ARGV[1])
-  if not lost and size > 0 then texts = {ARGV[2], redis.call('HGET', KEYS[3], ARGV[2])} end
-else
-  texts, lost = all(KEYS[3])
-  for _, text in ipairs(texts) do lost = lost or #text > tonumber(ARGV[1]) end
+if not is_whole(KEYS[3], found) then return {'LOST', found} end
+local texts = {}
+if not ARGV[2] then
+  texts = all(KEYS[3])
+elseif redis.call('HEXISTS', KEYS[3], ARGV[2]) == 1 then
+  texts = {ARGV[2], redis.call('HGET', KEYS[3], ARGV[2])}
 end
-if lost then return {'LOST', found} end
+for _, text in ipairs(texts) do
+  if #text > tonumber(ARGV[1]) then return {'LOST', found} end
+end
 return {'OK', found, time(), texts}
 """
 
 # ARGV: marker, name, old, new
 SWAP = """
-if marker() ~= ARGV[1] then return 'CHANGED' end
-local found = redis.pcall('HGET', KEYS[3], ARGV[2])
+if marker() ~= ARGV[1] or not is_whole(KEYS[3], ARGV[1]) then return 'CHANGED' end
+local found = redis.call('HGET', KEYS[3], ARGV[2])
 if found == ARGV[4] then return 'OK' end
 if (found or '') ~= ARGV[3] then return 'CHANGED' end
 redis.call('HSET', KEYS[3], ARGV[2], ARGV[4])
+if not found then count(KEYS[3], ARGV[1]) end
 tick()
 return 'OK'
 """
@@ -116,6 +126,7 @@ for i = 3, #KEYS do redis.call('DEL', KEYS[i]) end
 for i = 3, #ARGV, 3 do
   redis.call('HSET', KEYS[2 + tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2])
 end
+for i = 3, #KEYS do count(KEYS[i], ARGV[2]) end
 redis.call('SET', KEYS[1], ARGV[2])
 tick()
 return 'OK'
@@ -285,8 +296,6 @@ def _client(server: Server, patience: float) -> Any:
         socket_connect_timeout=patience,
         retry=Retry(NoBackoff(), 0),
         protocol=2,
-        lib_name=None,
-        lib_version=None,
         decode_responses=True,
         encoding_errors="surrogateescape",  # garbage survives the way there and back
         ssl=server.encrypted,
@@ -295,4 +304,5 @@ def _client(server: Server, patience: float) -> Any:
 
 
 def _pairs(flat: Sequence[str]) -> dict[str, str]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
+    """Records by name; what stands under no name is none."""
+    return {name: text for name, text in zip(flat[::2], flat[1::2], strict=True) if name}
