@@ -423,7 +423,10 @@ def test_numbers_grow_even_if_the_generations_were_removed_too(place: Place) -> 
     for path in place.generations.iterdir():
         path.unlink()
     place.lose()
-    assert place.client(floor=lambda: Floor(incarnations={7: 1})).register(0) == SECOND + 1
+    disk = Floor(incarnations={7: 1})
+    assert place.client(floor=lambda: disk).register(0) == SECOND + 1
+    place.lose()
+    assert place.client(floor=lambda: disk).register(0) == 2 * SECOND + 1
 
 
 def test_an_error_of_the_floor_is_not_hidden(place: Place) -> None:
@@ -442,4 +445,4 @@ def test_generations_count_up_also_among_threads(tmp_path: Path) -> None:
         numbers = list(threads.map(lambda _: next_generation(tmp_path / "g"), range(40)))
     assert sorted(numbers) == list(range(40))
     (tmp_path / "g" / "notes.txt").touch()
-    assert next_generation(tmp_path / "g") == 40
+    assert [next_generation(tmp_path / "g", least) for least in (0, 60, 0)] == [40, 60, 61]

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from m3pc.coordinator import connect, keeper
-from m3pc.coordinator.keeper import GENERATION_BITS
+from m3pc.coordinator.keeper import GENERATION_BITS, Keeper
 from m3pc.coordinator.records import KINDS
 from m3pc.coordinator.redis import RedisTable, Server
 from m3pc.types import Coordinator, CoordinatorUnavailableError, Floor, Lease, Published
@@ -348,10 +348,12 @@ def garbage(rng: random.Random, valid: bytes) -> bytes:
 def test_garbage_is_noticed_and_no_number_goes_back(
     kind: str, place: InRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng, generations = random.Random(kind), itertools.count()
-    monkeypatch.setattr(keeper, "next_generation", lambda folder: next(generations))  # no disk
+    rng, generations = random.Random(kind), itertools.count(1)
+    monkeypatch.setattr(keeper, "next_generation", lambda *_: next(generations))  # no disk
     disk = Floor(incarnations={0: 1}, pointers={"weights": pointer(1, 0)})
     last = Story(place.client(floor=lambda: disk)).numbers()
+    server = Server(host="127.0.0.1", port=place.server.port, user=USER, password=PASSWORD)
+    table = RedisTable(server, prefix=place.key("")[:-1])
     key, name = place.key(kind), {"slots": "0", "leases": "run", "pointers": "weights"}.get(kind)
     with place.server.admin() as admin:
         for _ in range(GARBAGE):
@@ -361,9 +363,7 @@ def test_garbage_is_noticed_and_no_number_goes_back(
                 admin.hset(key, name, bad)
             else:
                 admin.set(key, bad)
-            client = connect(
-                place.address, run=place.run, generations=place.generations, floor=lambda: disk
-            )
+            client = Keeper(table, generations=place.generations, floor=lambda: disk)
             found = client.read("weights")
             assert found == pointer(1, 0)
             [member] = client.members()
@@ -371,7 +371,7 @@ def test_garbage_is_noticed_and_no_number_goes_back(
             new = Story(client).numbers()
             assert all(after > before for after, before in zip(new, last, strict=True))
             last = new
-            client.close()
+    table.close()
 
 
 REPLACEMENTS: dict[str, tuple[Any, ...]] = {

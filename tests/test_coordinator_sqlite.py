@@ -61,7 +61,7 @@ def test_a_damaged_file_is_moved_aside_and_rebuilt(content: bytes, place: InFile
 def test_two_clients_agree_after_the_file_was_damaged_under_them(place: InFile) -> None:
     a, b = place.client(), place.client()
     assert [a.register(0), b.register(0)] == [1, 2]
-    a.close(), b.close()
+    place.close()
     place.path.write_bytes(b"noise" * 1000)
     assert [a.register(0), b.register(0), a.register(0)] == [SECOND + 1, SECOND + 2, SECOND + 3]
 
@@ -88,10 +88,21 @@ def test_flipped_bits_never_take_a_version_back(place: InFile) -> None:
         place.path.write_bytes(content)
 
 
-def test_a_changed_record_is_noticed(place: InFile) -> None:
+CHANGES = {
+    "text": "UPDATE records SET text = replace(text, ':1,', ':0,')",
+    "name": "UPDATE records SET name = '7' WHERE kind = 'slots'",
+    "kind": "UPDATE records SET kind = 'slot' WHERE kind = 'slots'",
+    "marker": "DELETE FROM records WHERE kind = 'marker'",
+    "all": "DELETE FROM records",
+    "table": "DROP TABLE records",
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_record_is_missed(name: str, place: InFile) -> None:
     place.client().register(0)
     with sqlite3.connect(place.path) as database:
-        database.execute("UPDATE records SET text = replace(text, ':1,', ':0,')")
+        database.execute(CHANGES[name])
     database.close()
     assert place.client().register(0) == SECOND + 1
 

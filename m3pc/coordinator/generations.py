@@ -1,19 +1,20 @@
-"""A number on disk that grows by one at each call, for ever and for all processes."""
+"""A number on disk that grows at each call, for ever and for all processes."""
 
 from pathlib import Path
 
 from m3pc.files import sync_directory
 
 
-def next_generation(folder: Path) -> int:
-    """0, 1, 2, ...: an empty file each, made exclusively, so that there is nothing to damage.
+def next_generation(folder: Path, least: int = 0) -> int:
+    """Above all before it, and not below `least`.
 
-    None is ever removed: a slow caller would make it again.
+    An empty file each, made exclusively, so that there is nothing to damage. None is ever
+    removed: a slow caller would make it again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         taken = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
-        generation = max(taken, default=-1) + 1
+        generation = max([least, *(number + 1 for number in taken)])
         try:
             (folder / str(generation)).touch(exist_ok=False)
         except FileExistsError:

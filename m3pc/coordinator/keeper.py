@@ -218,8 +218,8 @@ class Keeper:
             records = join(_readable(found), _from_floor(self._floor()))
             with self._lock:
                 records = join(records, self._seen)
-            taken = next_generation(self._generations)
-            generation = max([taken, *map(_unused_generation, records.values())])
+            least = max(map(_unused_generation, records.values()), default=0)
+            generation = next_generation(self._generations, least)
             log.log(
                 logging.WARNING if generation else logging.INFO,  # the first is no loss
                 "coordinator rebuilt where=%s generation=%d records=%d reason=%r",

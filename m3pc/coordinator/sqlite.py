@@ -5,14 +5,16 @@ damaged is moved aside; either way the records are rebuilt.
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 from m3pc.coordinator.records import KINDS
@@ -25,11 +27,14 @@ log = logging.getLogger(__name__)
 COMPANIONS = ("", "-wal", "-shm")
 DAMAGED = {"SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR"}  # the last: no such table
 MOVED = {"SQLITE_READONLY_DBMOVED", "SQLITE_IOERR_SHORT_READ"}
+MARKER, CLOCK, SUM = ("marker", ""), ("clock", ""), ("sum", "")  # rows beside the records
 PAUSE = 0.01  # seconds between two tries to lock
 SCHEMA = """CREATE TABLE IF NOT EXISTS records (
     kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (kind, name)
 ) WITHOUT ROWID"""
 WRITE = "INSERT INTO records VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET text = excluded.text"
+
+Rows = Mapping[tuple[str, str], str]  # texts by kind and name
 
 
 def milliseconds() -> int:
@@ -47,24 +52,28 @@ class SqliteTable:
 
     def look(self, kind: str, name: str | None, deadline: Deadline) -> Look:
         with self._transaction("BEGIN", deadline) as connection:
-            marker, clock = _text(connection, "marker"), _text(connection, "clock")
-            if not marker:
-                raise LostError
-            rows = connection.execute(
-                "SELECT name, text FROM records WHERE kind = ? AND name = coalesce(?, name)",
-                (kind, name),
+            rows = _rows(connection)
+            marker = rows.get(MARKER, "")
+            if not marker or not _is_whole(rows):
+                raise LostError(marker)
+            return Look(
+                marker=marker,
+                now=ticked(rows.get(CLOCK, ""), self._clock())[0],
+                texts={
+                    each: text
+                    for (of, each), text in rows.items()
+                    if of == kind and name in (None, each)
+                },
             )
-            texts = {str(each): str(text) for each, text in rows}
-            return Look(marker=marker, now=ticked(clock, self._clock())[0], texts=texts)
 
     def swap(
         self, kind: str, name: str, *, old: str | None, new: str, marker: str, deadline: Deadline
     ) -> bool:
         with suppress(LostError), self._transaction("BEGIN IMMEDIATE", deadline) as connection:
-            as_seen = (_text(connection, "marker"), _text(connection, kind, name))
-            if as_seen == (marker, old or ""):
-                connection.execute(WRITE, (kind, name, new))
-                self._tick(connection)
+            rows = _rows(connection)
+            if (rows.get(MARKER), rows.get((kind, name))) == (marker, old) and _is_whole(rows):
+                clock = ticked(rows.get(CLOCK, ""), self._clock())[1]
+                _write(connection, {**rows, (kind, name): new, CLOCK: clock}, rows)
                 return True
         return False
 
@@ -75,26 +84,22 @@ class SqliteTable:
         deadline: Deadline,
     ) -> None:
         with suppress(LostError), self._transaction("BEGIN IMMEDIATE", deadline) as connection:
-            if _text(connection, "marker") != marker:
+            rows = _rows(connection)
+            if rows.get(MARKER, "") != marker:
                 return  # somebody did it before us
-            found: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
-            for kind, name, text in connection.execute("SELECT * FROM records"):
+            left: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
+            for (kind, name), text in rows.items():
                 if kind in KINDS:
-                    found[kind][name] = text
-            new_marker, contents = make(found, self._tick(connection))
-            connection.execute("DELETE FROM records WHERE kind <> 'clock'")
-            for kind, texts in contents.items():
-                connection.executemany(WRITE, [(kind, *item) for item in texts.items()])
-            connection.execute(WRITE, ("marker", "", new_marker))
+                    left[kind][name] = text
+            now, clock = ticked(rows.get(CLOCK, ""), self._clock())
+            new_marker, contents = make(left, now)
+            new = {(kind, name): contents[kind][name] for kind in KINDS for name in contents[kind]}
+            connection.execute("DELETE FROM records")
+            _write(connection, new | {MARKER: new_marker, CLOCK: clock})
 
     def close(self) -> None:
         with self._threads:
             self._drop()
-
-    def _tick(self, connection: sqlite3.Connection) -> int:
-        now, clock = ticked(_text(connection, "clock"), self._clock())
-        connection.execute(WRITE, ("clock", "", clock))
-        return now
 
     @contextmanager
     def _transaction(self, begin: str, deadline: Deadline) -> Iterator[sqlite3.Connection]:
@@ -238,8 +243,21 @@ def _name(error: sqlite3.Error) -> str:
     return next((code for code in DAMAGED if name.startswith(f"{code}_")), name)
 
 
-def _text(connection: sqlite3.Connection, kind: str, name: str = "") -> str:
-    row = connection.execute(
-        "SELECT text FROM records WHERE kind = ? AND name = ?", (kind, name)
-    ).fetchone()
-    return str(row[0]) if row else ""
+def _rows(connection: sqlite3.Connection) -> Rows:
+    rows = connection.execute("SELECT kind, name, text FROM records")
+    return {(str(kind), str(name)): str(text) for kind, name, text in rows}
+
+
+def _write(connection: sqlite3.Connection, rows: Rows, before: Rows = MappingProxyType({})) -> None:
+    whole = {**rows, SUM: _sum(rows)}
+    changed = [(*key, text) for key, text in whole.items() if before.get(key) != text]
+    connection.executemany(WRITE, changed)
+
+
+def _is_whole(rows: Rows) -> bool:
+    return rows.get(SUM) == _sum(rows)
+
+
+def _sum(rows: Rows) -> str:
+    """Over all rows, so that one whose name was changed is missed."""
+    return hashlib.sha256(repr(sorted({**rows, SUM: ""}.items())).encode()).hexdigest()
