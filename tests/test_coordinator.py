@@ -139,6 +139,15 @@ def test_a_lease_is_released_once(client: Coordinator) -> None:
     assert client.renew(second) == second
 
 
+def test_a_lease_of_old_does_not_release_the_new(place: Place) -> None:
+    a, b = place.client(), place.client()
+    first = leased(a.lease("run", "a", 60))
+    a.release(first)
+    leased(b.lease("run", "b", 60))
+    place.client().release(first)
+    assert place.client().lease("run", "c", 60) is None
+
+
 def test_a_lease_is_renewed_by_its_holder_alone(client: Coordinator) -> None:
     mine = leased(client.lease("run", "a", 60))
     assert client.renew(replace(mine, holder="b")) is None

@@ -4,6 +4,7 @@ import random
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,25 @@ def test_a_changed_record_is_missed(name: str, place: InFile) -> None:
         database.execute(CHANGES[name])
     database.close()
     assert place.client().register(0) == SECOND + 1
+
+
+def test_a_write_does_not_cover_up_what_was_damaged_just_before(
+    place: InFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, real = place.client(), SqliteTable.swap
+    for slot in (0, 1):
+        client.register(slot)
+
+    def swap(*call: Any, **rest: Any) -> bool:
+        with sqlite3.connect(place.path) as database:
+            database.execute("UPDATE records SET name = '7' WHERE name = '1'")
+        database.close()
+        monkeypatch.undo()
+        return real(*call, **rest)
+
+    monkeypatch.setattr(SqliteTable, "swap", swap)
+    client.register(0)
+    assert place.client().register(1) == SECOND + 1
 
 
 def test_the_database_of_another_program_is_refused(place: InFile) -> None:
