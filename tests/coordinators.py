@@ -67,8 +67,12 @@ class InRedis:
         )
         return self._clients[-1]
 
+    @property
+    def prefix(self) -> str:
+        return f"m3pc:{{{self.run}}}"
+
     def key(self, name: str) -> str:
-        return f"m3pc:{{{self.run}}}:{name}"
+        return f"{self.prefix}:{name}"
 
     def wait(self, seconds: float) -> None:
         """Put the run's clock forward, as if the server's had been set back and corrected."""

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from m3pc.coordinator.redis import Server
+
 USER, PASSWORD = "m3pc", "a-pass-word-for-tests"
 ADMIN, ADMIN_PASSWORD = "admin", "another-pass-word"
 COMMANDS = "evalsha script|load time set getrange pttl del hget hset hlen hexists hgetall auth"
@@ -37,6 +39,10 @@ class RedisServer:
             f"user {ADMIN} on >{ADMIN_PASSWORD} ~* &* +@all\n"
         )
         self.start()
+
+    @property
+    def address(self) -> Server:
+        return Server(host="127.0.0.1", port=self.port, user=USER, password=PASSWORD)
 
     @property
     def url(self) -> str:

@@ -15,6 +15,7 @@ from m3pc.coordinator import connect, keeper
 from m3pc.coordinator.keeper import GENERATION_BITS, Keeper
 from m3pc.coordinator.records import KINDS
 from m3pc.coordinator.redis import RedisTable, Server
+from m3pc.coordinator.table import Contents, Deadline
 from m3pc.types import Coordinator, CoordinatorUnavailableError, Floor, Lease, Published
 from tests.coordinators import InRedis, pointer
 from tests.redis_server import PASSWORD, USER, RedisServer
@@ -256,6 +257,80 @@ def test_a_claim_without_an_end_is_garbage(place: InRedis) -> None:
     assert place.client().register(0) == 1
 
 
+# The table itself
+
+
+class Slowest(random.Random):
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+@pytest.fixture
+def table(place: InRedis) -> Iterator[RedisTable]:
+    place.client().register(0)
+    table = RedisTable(place.server.address, prefix=place.prefix)
+    yield table
+    table.close()
+
+
+def test_nothing_is_written_while_somebody_rebuilds(table: RedisTable, place: InRedis) -> None:
+    look = table.look("slots", "0", Deadline(5))
+    with place.server.admin() as admin:
+        admin.set(place.key("marker"), "rebuilding somewhere", px=60_000)
+    for name, old in (("0", look.texts["0"]), ("1", None)):
+        swap: dict[str, Any] = {
+            "old": old,
+            "new": "new",
+            "marker": look.marker,
+            "deadline": Deadline(5),
+        }
+        assert not table.swap("slots", name, **swap)
+
+
+def test_who_comes_late_rebuilds_nothing(table: RedisTable) -> None:
+    before = table.look("slots", None, Deadline(5))
+    table.rebuild("", lambda left, now: pytest.fail("it is there"), Deadline(5))
+    after = table.look("slots", None, Deadline(5))
+    assert (after.marker, after.texts) == (before.marker, before.texts)
+
+
+def test_a_rebuild_that_took_too_long_changes_nothing(table: RedisTable, place: InRedis) -> None:
+    marker = table.look("slots", None, Deadline(5)).marker
+
+    def slow(left: Contents, now: int) -> tuple[str, Contents]:
+        assert list(left["slots"]) == ["0"]
+        with place.server.admin() as admin:
+            admin.set(place.key("marker"), "another client's")
+        return "mine", {kind: {} for kind in KINDS}
+
+    table.rebuild(marker, slow, Deadline(5))
+    with place.server.admin() as admin:
+        assert admin.get(place.key("marker")) == b"another client's"
+        assert admin.hexists(place.key("slots"), "0")
+
+
+def test_a_clock_that_was_set_back_goes_on_from_where_it_was(
+    table: RedisTable, place: InRedis
+) -> None:
+    future = 10**14  # milliseconds
+    with place.server.admin() as admin:
+        admin.set(place.key("clock"), f"{future} 0")
+        look = table.look("slots", "0", Deadline(5))
+        assert look.now == future
+        swap: dict[str, Any] = {"new": "new", "marker": look.marker, "deadline": Deadline(5)}
+        assert table.swap("slots", "0", old=look.texts["0"], **swap)
+        last, ahead = (int(part) for part in (admin.get(place.key("clock")) or b"").split())
+    assert last == future > ahead > 0
+
+
+def test_no_attempt_is_begun_that_the_deadline_does_not_allow(own: InRedis) -> None:
+    table = RedisTable(own.server.address, prefix="m3pc:a", patience=0.05, rng=Slowest())
+    own.server.kill()
+    with pytest.raises(CoordinatorUnavailableError, match=r"in [123] attempts within 0\.3 s"):
+        table.look("slots", None, Deadline(0.3))  # pauses of 0.05, 0.1, 0.2 s
+    table.close()
+
+
 # Credentials
 
 
@@ -352,8 +427,7 @@ def test_garbage_is_noticed_and_no_number_goes_back(
     monkeypatch.setattr(keeper, "next_generation", lambda *_: next(generations))  # no disk
     disk = Floor(incarnations={0: 1}, pointers={"weights": pointer(1, 0)})
     last = Story(place.client(floor=lambda: disk)).numbers()
-    server = Server(host="127.0.0.1", port=place.server.port, user=USER, password=PASSWORD)
-    table = RedisTable(server, prefix=place.key("")[:-1])
+    table = RedisTable(place.server.address, prefix=place.prefix)
     key, name = place.key(kind), {"slots": "0", "leases": "run", "pointers": "weights"}.get(kind)
     with place.server.admin() as admin:
         for _ in range(GARBAGE):

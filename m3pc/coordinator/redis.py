@@ -119,9 +119,7 @@ return reply
 
 # ARGV: claim, marker, then (which hash, name, text) of each record
 FINISH = """
-local found = marker()
-if found == ARGV[2] then return 'OK' end
-if found ~= ARGV[1] then return 'CHANGED' end
+if marker() ~= ARGV[1] then return 'CHANGED' end
 for i = 3, #KEYS do redis.call('DEL', KEYS[i]) end
 for i = 3, #ARGV, 3 do
   redis.call('HSET', KEYS[2 + tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2])
