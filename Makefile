@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 QUICK := runs/quickstart/hopper
 OTHER_MUJOCO := 3.9.0
 OTHER_ENGINE := $(VENV)/engines/mujoco-$(OTHER_MUJOCO)
+APT_INSTALL := RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export M3PC_OTHER_MUJOCO := $(CURDIR)/$(OTHER_ENGINE)
 
-.PHONY: quickstart test test-long bench lint format clean
+.PHONY: quickstart test test-long redis bench lint format clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/m3pc data info shipped:hopper-medium-replay --png runs/quickstart/returns.png
@@ -19,7 +20,7 @@ quickstart: $(VENV)/.installed
 	  --set pretrain.updates=3000 --set critic.regression_updates=1500 --set critic.updates=2500; fi
 	$(BIN)/m3pc evaluate $(QUICK) --planner rcbc@0.4 --planner m@1 --planner q@1 --episodes 10 --seed 7
 
-test: lint $(OTHER_ENGINE)/.installed
+test: lint redis $(OTHER_ENGINE)/.installed
 	$(BIN)/pytest -n 2 -m "not long"
 
 test-long: $(VENV)/.developer $(OTHER_ENGINE)/.installed
@@ -38,6 +39,12 @@ lint: $(VENV)/.developer
 format: $(VENV)/.developer
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# For the tests of the coordinator, which skip without it. RUNLEVEL=1: install it, start no service.
+redis:
+	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && { $(APT_INSTALL) redis-server || { apt-get update && $(APT_INSTALL) redis-server; }; }; } \
+	  || echo "No redis-server, and it cannot be installed from here: its tests will be skipped."
 
 # torch first and pinned: any looser request would bring gigabytes of CUDA to a machine without it.
 $(VENV)/.installed: pyproject.toml constraints.txt

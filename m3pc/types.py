@@ -3,9 +3,9 @@
 B batch, L steps of an episode, T of a piece, S state, A action, E environments.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum, StrEnum
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -135,3 +135,97 @@ class TransitionBatch(Generic[X]):
 
     def map(self, fn: Callable[[X], Y]) -> "TransitionBatch[Y]":
         return TransitionBatch(**{f.name: fn(getattr(self, f.name)) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Version:
+    """Of published weights: first by the learner's start, then by its count."""
+
+    epoch: int  # from `new_epoch`
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """Which file is the newest; its reader checks size and hash."""
+
+    version: Version
+    sha256: str
+    size: int  # bytes
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to do something alone until `seconds` passed unrenewed.
+
+    A holder that was stopped does not notice the end of it: whatever it writes to must refuse a
+    fencing number below the highest it has seen.
+    """
+
+    name: str
+    holder: str
+    fencing: int  # greater at each grant of this name
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    slot: int
+    incarnation: int
+    age: float  # seconds since the last heartbeat or registration, on the coordinator's clock
+
+
+class Published(Enum):
+    OK = "ok"
+    STALE = "stale"  # not beyond the newest of its epoch
+    FENCED = "fenced"  # a newer epoch has begun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """What the disk knows of a run: the least that a coordinator may believe after a loss."""
+
+    incarnations: Mapping[int, int] = field(default_factory=dict)  # by slot
+    epochs: Mapping[str, int] = field(default_factory=dict)  # by pointer
+    pointers: Mapping[str, Pointer] = field(default_factory=dict)
+    fencings: Mapping[str, int] = field(default_factory=dict)  # by lease
+
+
+class CoordinatorUnavailableError(RuntimeError):
+    """No answer within the deadline: go on with what is known, publish and register nothing."""
+
+
+class Coordinator(Protocol):
+    """Who is who, and what is newest. Every call ends within a deadline or raises
+    CoordinatorUnavailableError; every call may be repeated."""
+
+    def register(self, slot: int) -> int:
+        """A new incarnation of a slot: greater than all before it, never given twice."""
+
+    def heartbeat(self, slot: int, incarnation: int) -> bool:
+        """False once a newer incarnation exists: stop."""
+
+    def members(self) -> list[Member]:
+        """Every slot that ever registered, by number."""
+
+    def lease(self, name: str, holder: str, seconds: float) -> Lease | None:
+        """None while another holds it. Who holds it already is granted it anew."""
+
+    def renew(self, lease: Lease) -> Lease | None:
+        """None once it ran out, was released or was granted anew."""
+
+    def release(self, lease: Lease) -> None: ...
+
+    def new_epoch(self, name: str) -> int:
+        """A learner starts: all versions of earlier epochs are fenced from now on."""
+
+    def publish(self, name: str, pointer: Pointer) -> Published:
+        """Move a pointer forwards. The very same pointer again is OK."""
+
+    def read(self, name: str) -> Pointer | None: ...
+
+    def watch(self, name: str, since: Version | None, timeout: float) -> Pointer | None:
+        """The pointer once it is beyond `since`; None after `timeout` seconds."""
+
+    def close(self) -> None: ...

@@ -4,6 +4,7 @@ The fixtures import what they need themselves: most tests need no torch.
 """
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
     from replay.store import Store
+    from tests.redis_server import RedisServer
     from tests.small_run import Watched
 
 
@@ -47,3 +49,13 @@ def one(tmp_path: Path) -> Path:
     from tests.small_checkpoint import write_one
 
     return write_one(tmp_path / "one")
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RedisServer"]:
+    """One for all tests of a worker; those that stop it start their own."""
+    from tests.redis_server import RedisServer
+
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()

@@ -1,0 +1,110 @@
+"""Who is who and what is newest: one interface, in a file on one machine or in Redis on many."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from m3pc.coordinator.keeper import Keeper
+from m3pc.coordinator.sqlite import SqliteTable
+from m3pc.types import Coordinator, Floor, InputError
+
+if TYPE_CHECKING:
+    from m3pc.coordinator.redis import Server
+
+PASSWORD, PASSWORD_FILE = "M3PC_REDIS_PASSWORD", "M3PC_REDIS_PASSWORD_FILE"  # variables
+EXPECTED = "give redis://USER@HOST:PORT/DATABASE, rediss://... or the path of a SQLite file"
+PORT = 6390  # Redis' own 6379 is also Ray's
+
+
+def connect(
+    address: str | Path,
+    *,
+    run: str,
+    generations: Path,
+    floor: Callable[[], Floor] = Floor,
+    deadline: float = 5.0,
+) -> Coordinator:
+    """The coordinator of a run, at a Redis URL or in a SQLite file (a path, or sqlite:PATH).
+
+    `generations` is a folder of the run on a disk that everybody in the run sees; `floor` reads
+    what that disk knows. A Redis password that is not in the URL is taken from the variable
+    M3PC_REDIS_PASSWORD or from the file that M3PC_REDIS_PASSWORD_FILE names.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
+        raise InputError(
+            f"run is {run[:120]!r}; give 1 to 100 letters, digits, dots, hyphens or underscores"
+        )
+    scheme = _scheme(address)
+    if scheme in {"redis", "rediss"}:
+        from m3pc.coordinator.redis import RedisTable
+
+        # In braces: a Redis Cluster keeps all keys of a run on one node.
+        prefix, patience = f"m3pc:{{{run}}}", min(1.0, deadline / 4)
+        table = RedisTable(_server(str(address)), prefix=prefix, patience=patience)
+        return Keeper(table, generations=generations, floor=floor, deadline=deadline)
+    path = Path(str(address).removeprefix("sqlite:"))
+    if not path.name or path.is_dir():
+        raise InputError(f"the coordinator's address is {str(address)!r}, no file; {EXPECTED}")
+    if not path.parent.is_dir():
+        raise InputError(f"the coordinator's folder {path.parent} does not exist; make it first")
+    return Keeper(SqliteTable(path), generations=generations, floor=floor, deadline=deadline)
+
+
+def _scheme(address: str | Path) -> str:
+    """Of a URL; empty for a path. The rest of a URL stays out of messages: it may hold secrets."""
+    if isinstance(address, Path):
+        return ""
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme not in {"redis", "rediss"}:
+        raise InputError(f"the coordinator's address begins with {scheme[:20]}://; {EXPECTED}")
+    return scheme if separator else ""
+
+
+def _server(url: str) -> "Server":
+    from m3pc.coordinator.redis import Server
+
+    try:
+        parts = urlsplit(url)
+        port = parts.port or PORT
+        options = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    except ValueError:
+        raise InputError(f"the coordinator's URL cannot be read; {EXPECTED}") from None
+    database = parts.path.removeprefix("/") or "0"
+    if not parts.hostname or not re.fullmatch("[0-9]{1,4}", database) or parts.fragment:
+        raise InputError(
+            f"the coordinator's URL names host {parts.hostname!r} and database {database[:20]!r}; "
+            f"{EXPECTED}"
+        )
+    authorities = options.pop("ca", None)
+    if options or (authorities and parts.scheme != "rediss"):
+        raise InputError(
+            "the coordinator's URL has options that are not known; only rediss:// takes one, "
+            "ca=FILE with the certificates to trust"
+        )
+    return Server(
+        host=parts.hostname,
+        port=port,
+        database=int(database),
+        user=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else _password(),
+        encrypted=parts.scheme == "rediss",
+        authorities=authorities,
+    )
+
+
+def _password() -> str | None:
+    if word := os.environ.get(PASSWORD):
+        return word
+    name = os.environ.get(PASSWORD_FILE)
+    if not name:
+        return None
+    try:
+        return Path(name).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{PASSWORD_FILE} is {name}, which cannot be read: {type(error).__name__}; name a "
+            "file with the password alone in it"
+        ) from None

@@ -1,0 +1,110 @@
+"""What a coordinator remembers: one small record a slot, lease or pointer, each as sealed text.
+
+Two memories of one record join into the later one, in whatever order they meet. Times are
+milliseconds on the back-end's clock.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from typing import Annotated, Any, Generic, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from m3pc.types import Pointer
+
+LARGEST = 8192  # characters of a sealed record
+
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class DamagedError(Exception):
+    """A record is not as it was written."""
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def join(self, other: Self) -> Self:
+        raise NotImplementedError
+
+
+class Slot(Record):
+    incarnation: Count = 0
+    beat: Count = 0  # when it was last heard of
+
+    def join(self, other: Self) -> Self:
+        return max(self, other, key=lambda slot: (slot.incarnation, slot.beat))
+
+
+class Hold(Record):
+    """A lease as the back-end sees it. Free when its time is over."""
+
+    fencing: Count = 0
+    holder: str = ""  # nobody knows after a loss
+    since: Count = 0
+    length: Count = 0  # milliseconds; 0 once released
+
+    def join(self, other: Self) -> Self:
+        return max(self, other, key=lambda hold: (hold.fencing, hold.since, -hold.length))
+
+    def is_held(self, now: int) -> bool:
+        return now < self.since + self.length
+
+
+class Track(Record):
+    """A pointer, and the newest epoch that may move it."""
+
+    epoch: Count = 0
+    pointer: Pointer | None = None
+
+    def join(self, other: Self) -> Self:
+        pointers = [track.pointer for track in (self, other) if track.pointer]
+        return type(self)(
+            epoch=max(self.epoch, other.epoch),
+            pointer=max(pointers, key=lambda pointer: pointer.version, default=None),
+        )
+
+
+class Marker(Record):
+    """Says that a back-end holds this run, and since which loss."""
+
+    generation: Count = 0
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Kind(Generic[R]):
+    """Records of one type under a name."""
+
+    def __init__(self, name: str, record: type[R]) -> None:
+        self.name, self.record = name, record
+
+    def seal(self, name: str, record: R) -> str:
+        """As text that no other call will write: who finds it knows who wrote it."""
+        rest = f"{secrets.token_hex(8)} {record.model_dump_json()}"
+        return f"{self._digest(name, rest)} {rest}"
+
+    def open(self, name: str, text: str | None) -> R:
+        """The record, or an empty one where there is none."""
+        if text is None:
+            return self.record()
+        digest, _, rest = text.partition(" ")
+        if len(text) > LARGEST or digest != self._digest(name, rest):
+            raise DamagedError(f"{self.name} {name!r}: the checksum is wrong")
+        try:
+            return self.record.model_validate_json(rest.partition(" ")[2])
+        except ValidationError:
+            raise DamagedError(f"{self.name} {name!r}: not a record of this format") from None
+
+    def _digest(self, name: str, rest: str) -> str:
+        whole = f"{self.name} {name} {rest}".encode(errors="surrogatepass")
+        return hashlib.sha256(whole).hexdigest()[:32]
+
+
+SLOTS = Kind("slots", Slot)
+LEASES = Kind("leases", Hold)
+POINTERS = Kind("pointers", Track)
+MARKER = Kind("marker", Marker)
+KINDS: Mapping[str, Kind[Any]] = {kind.name: kind for kind in (SLOTS, LEASES, POINTERS)}
