@@ -7,7 +7,7 @@ from pathlib import Path
 from m3pc.types import InputError
 from replay import log, manifest
 from replay.fs import FS, Disk
-from replay.listing import Listing, add_up
+from replay.listing import Listed, Listing, add_up
 from replay.mark import NAME as MARK
 from replay.recovery import FOLDERS, QUARANTINE, DamagedError, find
 from replay.segment import FOLDER as SEGMENTS
@@ -33,7 +33,7 @@ def verify(path: Path, *, fs: FS | None = None) -> list[Finding]:
         listing = add_up(whole(parsed, path), name)
     except InputError as error:
         return [Finding(name, str(error))]
-    found = list(_segments(fs, path, listing))
+    found = [finding for listed in listing.segments for finding in damage(fs, path, listed)]
     if not writing:
         found += _end(fs, path, listing) if listing.close is None else []
         found += _strangers(fs, path, listing)
@@ -58,13 +58,13 @@ def is_written(fs: FS, path: Path) -> bool:
         return False
 
 
-def _segments(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
-    for listed in listing.segments:
-        for entry in (listed.steps, listed.episodes):
-            try:
-                check_bytes(fs, path / SEGMENTS, entry)
-            except InputError as error:
-                yield Finding(path / SEGMENTS / entry.name, str(error))
+def damage(fs: FS, path: Path, listed: Listed) -> Iterator[Finding]:
+    """Which of a segment's files are not what was sealed."""
+    for entry in (listed.steps, listed.episodes):
+        try:
+            check_bytes(fs, path / SEGMENTS, entry)
+        except InputError as error:
+            yield Finding(path / SEGMENTS / entry.name, str(error))
 
 
 def _end(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
@@ -88,11 +88,17 @@ def _end(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
         yield Finding(path / MARK, "it is not of the open log; the next writer makes it anew")
 
 
-def _strangers(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
-    names = {entry.name for s in listing.segments for entry in (s.steps, s.episodes)}
-    known = {manifest.NAME, SEGMENTS} | {f"{SEGMENTS}/{name}" for name in names}
+def files(listing: Listing) -> list[str]:
+    """What a store is made of, by name in its folder."""
+    names = [entry.name for s in listing.segments for entry in (s.steps, s.episodes)]
+    found = [manifest.NAME, *(f"{SEGMENTS}/{name}" for name in names)]
     if listing.close is None:
-        known |= {MARK, *FOLDERS, f"{log.FOLDER}/{log.file_name(listing.rolls)}"}
+        found += [MARK, f"{log.FOLDER}/{log.file_name(listing.rolls)}"]
+    return found
+
+
+def _strangers(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
+    known = {*files(listing), SEGMENTS} | ({*FOLDERS} if listing.close is None else set())
     there = set(fs.names(path))
     for folder in (SEGMENTS, log.FOLDER):
         there |= {f"{folder}/{name}" for name in fs.names(path / folder)}
