@@ -1,6 +1,7 @@
 """What a store holds, in whatever state it is: being written, closed, left by a crash, damaged.
 
-Only reads. What is whole is there; what is not is named.
+Only reads. What is whole is there, in a store that is written perhaps an episode that was not yet
+acknowledged; what is not whole is named.
 """
 
 from collections.abc import Mapping, Sequence
