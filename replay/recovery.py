@@ -95,7 +95,9 @@ def read_manifest(fs: FS, path: Path, mark: Mark | None) -> Parsed:
     """All lines that the mark, read before them, tells of."""
     name = path / manifest.NAME
     parsed = manifest.parse(manifest.read(fs, path), name)
-    if not parsed.events or parsed.more or (mark is not None and len(parsed.whole) < mark.manifest):
+    live = bool(parsed.events) and parsed.events[0].event == "live"  # others have no mark
+    lost = live and mark is not None and len(parsed.whole) < mark.manifest
+    if not parsed.events or parsed.more or lost:
         raise DamagedError(name, f"line {len(parsed.events) + 1} is not what was written")
     return parsed
 
