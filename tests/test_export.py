@@ -170,14 +170,14 @@ def test_minari_loads_it_by_id(
 def test_minari_makes_the_environment_again(m3pc: Command, tmp_path: Path) -> None:
     import minari
 
-    about = header(states=3, actions=1, horizon=200).model_copy(update={"env": "Pendulum-v1"})
+    about = header(states=3, actions=1, horizon=150).model_copy(update={"env": "Pendulum-v1"})
     with Writer(tmp_path / "live", about) as writer:
         writer.append(AppendKey(0, 0, 0), encode(numbered(0, 9, states=3)))
     out = tmp_path / "out"
     assert m3pc("replay", "export", tmp_path / "live", out, "--format", "minari").code == 0
     env = minari.MinariDataset(out / "data").recover_environment()
     assert env.spec is not None
-    assert (env.spec.id, env.spec.max_episode_steps) == ("Pendulum-v1", 200)
+    assert (env.spec.id, env.spec.max_episode_steps) == ("Pendulum-v1", 150)  # not the 200 it has
     env.close()
 
 

@@ -233,7 +233,7 @@ def assert_found(replay: Replay, store: Path, *names: str) -> None:
     """Exit code 1, and a line for each of these files, none for another."""
     done = replay("verify", store)
     assert (done.code, done.errors) == (1, "")
-    assert [line.partition(":")[0] for line in done.out.splitlines()] == sorted(names)
+    assert sorted(line.partition(":")[0] for line in done.out.splitlines()) == sorted(names)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -257,6 +257,13 @@ def test_verify_finds_files_that_changed_places(replay: Replay, live: Path) -> N
     shutil.copyfile(other, one)
     other.write_bytes(kept)
     assert_found(replay, live, FILES[3], FILES[5])
+
+
+def test_verify_names_each_of_several_files(replay: Replay, live: Path) -> None:
+    flip(live / "log/000002.log", 60)
+    (live / FILES[3]).unlink()
+    (live / "MARK.old").touch()
+    assert_found(replay, live, "MARK.old", "log/000002.log", FILES[3])
 
 
 def test_verify_of_what_is_no_store_is_bad_input(replay: Replay, tmp_path: Path) -> None:
