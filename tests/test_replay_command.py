@@ -290,6 +290,16 @@ def test_drop_of_segments_frees_them_and_keeps_their_numbers_used(
         assert writer.append(first, encode(EPISODES[first])).status is Status.DUPLICATE
 
 
+def test_a_drop_from_a_store_that_was_killed_repairs_it_too(replay: Replay, tmp_path: Path) -> None:
+    dead = left_by_kill(tmp_path / "dead")
+    with (dead / "log/000002.log").open("ab") as file:
+        file.write(b"half a frame")
+    assert replay("drop", dead, "--segments", "1", "--yes").code == 0
+    found = facts(replay, dead)
+    assert (found["state"], found["torn_bytes"]) == ("closed in order", {})
+    assert [e.seed for e in Store(dead).episodes()] == [100, 101, 104, 105]
+
+
 @pytest.mark.parametrize(
     ("text", "left"), [("0-1", []), ("0,1", []), (" 1 ", [0]), ("1-99", [0]), ("0-0,1-1", [])]
 )

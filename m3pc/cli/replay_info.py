@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from m3pc.cli.config import WIDE
 from replay.recovery import QUARANTINE
 from replay.segment import FOLDER as SEGMENTS
 from replay.survey import State, Survey
@@ -36,7 +37,10 @@ def show(found: Survey) -> None:
     table.add_column(overflow="fold")
     for name, value in _words(_facts(found), time.time()).items():
         table.add_row(name, Text(value or "none"))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table)
 
 
 def line(path: Path, finding: Finding) -> str:
