@@ -16,7 +16,7 @@ from replay import manifest
 from replay.fs import ASIDE, FS
 from replay.listing import Listed, Listing, Producer, Tally
 from replay.log import Entry, Log, Salts
-from replay.manifest import Header
+from replay.manifest import Header, Parsed
 from replay.mark import Mark
 from replay.producers import NOBODY, following
 from replay.segment import FOLDER as SEGMENTS
@@ -35,10 +35,22 @@ class DamagedError(InputError):
 
     def __init__(self, path: Path, what: str) -> None:
         self.path = path
-        super().__init__(
-            f"{path} is damaged: {what}; restore it from a copy, or go on without what is lost by "
-            "`m3pc replay drop STORE --damaged`, which sets damaged files aside"
-        )
+        cure = "restore it from a copy"
+        if path.name != manifest.NAME:  # without which nothing can be told
+            cure += ", or go on without what is lost by `m3pc replay drop STORE --damaged`, which "
+            cure += "sets damaged files aside"
+        super().__init__(f"{path} is damaged: {what}; {cure}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLog:
+    """The open log as it is found."""
+
+    content: bytes
+    entries: list[Entry]  # up to the first that is not whole
+    end: int  # bytes that they take, with the head
+    wrong: str  # what no crash explains, if anything
+    closed: bool  # its writer ended in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,35 +69,52 @@ class Found:
 
 
 def find(fs: FS, path: Path, *, accept_loss: bool = False) -> Found:
-    mark, name = read_mark(fs, path), path / manifest.NAME
-    parsed = manifest.parse(manifest.read(fs, path), name)
-    if not parsed.events or parsed.more or (mark is not None and len(parsed.whole) < mark.manifest):
-        raise DamagedError(name, f"line {len(parsed.events) + 1} is not what was written")
+    mark = read_mark(fs, path)
+    parsed = read_manifest(fs, path, mark)
     if parsed.events[0].event != "live":
         raise InputError(f"{path} is a finished data set; appending needs a store of a run")
-    tally = Tally(parsed.events, name)
+    tally = Tally(parsed.events, path / manifest.NAME)
     listing = tally.listing()
-    name = path / logs.FOLDER / logs.file_name(listing.rolls)
-    try:
-        content = fs.read(name)
-    except OSError:
-        content = b""
-    salt = logs.read_salt(content, listing.rolls, listing.header)
-    entries, end = ([], 0) if salt is None else _in_order(content, listing, salt)
-    wrong = _wrong(mark, listing, salt, end, len(content), len(parsed.whole + parsed.rest))
-    if wrong and not accept_loss:
-        raise DamagedError(name, wrong)
+    opened = read_log(fs, path, listing, mark, len(parsed.whole + parsed.rest))
+    if opened.wrong and not accept_loss:
+        raise DamagedError(path / logs.FOLDER / logs.file_name(listing.rolls), opened.wrong)
     return Found(
         listing=listing,
         tally=tally,
         manifest=parsed.whole,
         crc=parsed.crc,
-        entries=_salvage(content, listing) if wrong else entries,
+        entries=_salvage(opened.content, listing) if opened.wrong else opened.entries,
         torn_manifest=len(parsed.rest),
-        torn_log=0 if wrong else len(content) - end,
+        torn_log=0 if opened.wrong else len(opened.content) - opened.end,
         lost=_lost(fs, path, listing, accept_loss),
-        damaged_log=content if wrong else None,
+        damaged_log=opened.content if opened.wrong else None,
     )
+
+
+def read_manifest(fs: FS, path: Path, mark: Mark | None) -> Parsed:
+    """All lines that the mark, read before them, tells of."""
+    name = path / manifest.NAME
+    parsed = manifest.parse(manifest.read(fs, path), name)
+    live = bool(parsed.events) and parsed.events[0].event == "live"  # others have no mark
+    lost = live and mark is not None and len(parsed.whole) < mark.manifest
+    if not parsed.events or parsed.more or lost:
+        raise DamagedError(name, f"line {len(parsed.events) + 1} is not what was written")
+    return parsed
+
+
+def read_log(
+    fs: FS, path: Path, listing: Listing, mark: Mark | None, manifest_size: int
+) -> OpenLog:
+    """What the open log holds; the mark was read before it."""
+    try:
+        content = fs.read(path / logs.FOLDER / logs.file_name(listing.rolls))
+    except OSError:
+        content = b""
+    salt = logs.read_salt(content, listing.rolls, listing.header)
+    entries, end = ([], 0) if salt is None else _in_order(content, listing, salt)
+    wrong = _wrong(mark, listing, salt, end, len(content), manifest_size)
+    closed = mark is not None and mark.closed and (mark.log, mark.salt) == (listing.rolls, salt)
+    return OpenLog(content=content, entries=entries, end=end, wrong=wrong, closed=closed)
 
 
 def _wrong(

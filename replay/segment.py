@@ -2,9 +2,10 @@
 
 import hashlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from m3pc.types import AppendKey, Episode, Floats, InputError, Integers
 from replay.fs import ASIDE, FS
 from replay.listing import Listed, Listing
-from replay.manifest import FileEntry, Header
+from replay.manifest import FileEntry, Header, Withdraw
 from replay.schema import (
     FORMAT,
     episodes_batch,
@@ -70,10 +71,20 @@ def joined(one: Segment, other: Segment) -> Segment:
     )
 
 
+class Tables(NamedTuple):
+    """The columns as Arrow has them: what the two files hold, or will hold."""
+
+    steps: pa.RecordBatch
+    episodes: pa.RecordBatch
+
+
 def open_segment(fs: FS, folder: Path, listed: Listed, header: Header) -> Segment:
     """Check every byte, then map. Damage of any kind is an InputError that names the file."""
-    live = header.event == "live"
-    schema = live_episodes_schema if live else episodes_schema
+    return columns(open_tables(fs, folder, listed, header))
+
+
+def open_tables(fs: FS, folder: Path, listed: Listed, header: Header) -> Tables:
+    schema = live_episodes_schema if header.event == "live" else episodes_schema
     steps = _map(fs, folder, listed.steps, steps_schema(header.states, header.actions))
     episodes = _map(fs, folder, listed.episodes, schema(header.states))
     lengths = episodes["length"].to_numpy().astype(np.int64)
@@ -86,19 +97,61 @@ def open_segment(fs: FS, folder: Path, listed: Listed, header: Header) -> Segmen
         raise InputError(
             f"{folder / listed.steps.name} has {steps.num_rows} steps, its episodes {lengths.sum()}"
         )
-    names = AppendKey._fields
+    return Tables(steps, episodes)
+
+
+def columns(tables: Tables) -> Segment:
+    """The same as arrays."""
+    steps, episodes = tables
+    names = [name for name in AppendKey._fields if name in episodes.schema.names]
     return Segment(
         states=_matrix(steps["states"]),
         actions=_matrix(steps["actions"]),
         rewards=steps["rewards"].to_numpy(),
-        lengths=lengths,
+        lengths=episodes["length"].to_numpy().astype(np.int64),
         terminated=episodes["terminated"].to_numpy(zero_copy_only=False),
         truncated=episodes["truncated"].to_numpy(zero_copy_only=False),
         final_states=_matrix(episodes["final_state"]),
         episode_returns=episodes["episode_return"].to_numpy(),
         seeds=episodes["seed"].to_numpy(),
         versions=episodes["version"].to_numpy(),
-        keys=np.stack([episodes[name].to_numpy() for name in names], axis=1) if live else None,
+        keys=np.stack([episodes[name].to_numpy() for name in names], axis=1) if names else None,
+    )
+
+
+def episodes_of(segment: Segment) -> Iterator[Episode]:
+    first = np.cumsum(segment.lengths) - segment.lengths
+    for e, (row, length) in enumerate(zip(first, segment.lengths, strict=True)):
+        steps = slice(row, row + length)
+        yield Episode(
+            states=np.concatenate([segment.states[steps], segment.final_states[e : e + 1]]),
+            actions=segment.actions[steps],
+            rewards=segment.rewards[steps],
+            terminated=bool(segment.terminated[e]),
+            truncated=bool(segment.truncated[e]),
+            seed=int(segment.seeds[e]),
+            version=int(segment.versions[e]),
+        )
+
+
+def withdrawn(segment: Segment, events: Sequence[Withdraw]) -> NDArray[np.bool_]:
+    """Which of its episodes [E] were sent by producers that nobody believes."""
+    found = np.zeros(len(segment.lengths), np.bool_)
+    for event in events:
+        assert segment.keys is not None, "only a live store has producers"
+        slots, incarnations = segment.keys[:, 0], segment.keys[:, 1]
+        whole_slot = event.incarnation is None
+        found |= (slots == event.slot) & (whole_slot | (incarnations == event.incarnation))
+    return found
+
+
+def live_tables(kept: Sequence[tuple[AppendKey, Episode]], listing: Listing) -> Tables:
+    """What the next segment of a live store holds of these episodes."""
+    keys, episodes = zip(*kept, strict=True)
+    header, first = listing.header, listing.episodes
+    return Tables(
+        steps_batch(episodes, first, steps_schema(header.states, header.actions)),
+        episodes_batch(episodes, first, live_episodes_schema(header.states), keys),
     )
 
 
@@ -111,14 +164,10 @@ def write_segment(
 ) -> tuple[FileEntry, FileEntry]:
     """The two files of segment `number` of the store at `path`: they and their names are on the
     disk. What a former trial left is replaced."""
-    keys, episodes = zip(*kept, strict=True)
-    header, first = listing.header, listing.episodes
-    steps = steps_batch(episodes, first, steps_schema(header.states, header.actions))
-    table = episodes_batch(episodes, first, live_episodes_schema(header.states), keys)
-    batches = {"steps": steps, "episodes": table}
-    folder = path / FOLDER
+    tables, folder = live_tables(kept, listing), path / FOLDER
     files = [
-        _write(fs, folder / f"{number:06d}.{kind}.arrow", batch) for kind, batch in batches.items()
+        _write(fs, folder / f"{number:06d}.{kind}.arrow", batch)
+        for kind, batch in tables._asdict().items()
     ]
     for entry in files:
         fs.rename(folder / (entry.name + ASIDE), folder / entry.name)

@@ -29,7 +29,7 @@ from replay.fs import FS, Disk
 from replay.listing import Listed, Producer, add_up
 from replay.manifest import Close, FileEntry, Header, Seal
 from replay.schema import episodes_batch, episodes_schema, steps_batch, steps_schema
-from replay.segment import FOLDER, Segment, open_segment
+from replay.segment import FOLDER, Segment, episodes_of, open_segment, withdrawn
 from replay.tail import read_mark, read_tail, whole
 
 SEGMENT_BYTES = 1 << 30  # a segment is sealed when its episodes fill this much
@@ -71,7 +71,7 @@ class Store:
             steps=int(self.lengths.sum()),
             episodes=len(self.lengths),
         )
-        if self._listing.close not in (None, self.totals):
+        if not self.damaged and self._listing.close not in (None, self.totals):
             raise InputError(
                 f"{self.path} holds {tuple(self.totals.model_dump().values())[1:]} segments, "
                 f"steps, episodes; {self._listing.close}"
@@ -119,31 +119,12 @@ class Store:
         """Which episodes [E] no learner may see any more; None: it may see all."""
         if not self._listing.withdrawn:
             return None
-        marks = [np.empty(0, np.bool_)]
-        for segment in self.segments:
-            assert segment.keys is not None, "only a live store has producers"
-            slots, incarnations = segment.keys[:, 0], segment.keys[:, 1]
-            found = np.zeros(len(slots), np.bool_)
-            for event in self._listing.withdrawn:
-                whole_slot = event.incarnation is None
-                found |= (slots == event.slot) & (whole_slot | (incarnations == event.incarnation))
-            marks.append(found)
-        return np.concatenate(marks)
+        marks = [withdrawn(segment, self._listing.withdrawn) for segment in self.segments]
+        return np.concatenate([np.empty(0, np.bool_), *marks])
 
     def episodes(self) -> Iterator[Episode]:
         for segment in self.segments:
-            first = np.cumsum(segment.lengths) - segment.lengths
-            for e, (row, length) in enumerate(zip(first, segment.lengths, strict=True)):
-                steps = slice(row, row + length)
-                yield Episode(
-                    states=np.concatenate([segment.states[steps], segment.final_states[e : e + 1]]),
-                    actions=segment.actions[steps],
-                    rewards=segment.rewards[steps],
-                    terminated=bool(segment.terminated[e]),
-                    truncated=bool(segment.truncated[e]),
-                    seed=int(segment.seeds[e]),
-                    version=int(segment.versions[e]),
-                )
+            yield from episodes_of(segment)
 
     def _look(self, before: "Store | None") -> None:
         parsed = manifest.parse(self._manifest, self.path / manifest.NAME)
@@ -153,6 +134,7 @@ class Store:
                 self._open(listed)
         numbers = {listed.number for listed in self._listing.segments}
         self._sealed = {n: s for n, s in self._sealed.items() if n in numbers}
+        self.damaged = {n: why for n, why in self.damaged.items() if n in numbers}
         self._tail = None
         if self._listing.close is None:
             self._tail = read_tail(
@@ -165,7 +147,8 @@ class Store:
         try:
             segment = open_segment(self._fs, self.path / FOLDER, listed, self.header)
         except InputError as error:
-            if not self._skip_damaged:
+            # A writer that drops a segment says so first: then it is gone, not damaged.
+            if not self._skip_damaged or manifest.read(self._fs, self.path) != self._manifest:
                 raise
             self.damaged[listed.number] = str(error)
             log.warning("event=segment-damaged number=%d error=%s", listed.number, error)

@@ -7,7 +7,7 @@ from pathlib import Path
 from m3pc.types import InputError
 from replay import log, manifest
 from replay.fs import FS
-from replay.listing import Listing, Producer
+from replay.listing import Listing, Producer, add_up
 from replay.manifest import AnyEvent, Parsed
 from replay.mark import NAME, Mark, decode
 from replay.producers import following
@@ -29,6 +29,12 @@ def read_mark(fs: FS, path: Path) -> Mark | None:
         return decode(fs.read(path / NAME))
     except OSError:
         return None
+
+
+def read_listing(fs: FS, path: Path) -> Listing:
+    """What the manifest lists now."""
+    name = path / manifest.NAME
+    return add_up(whole(manifest.parse(manifest.read(fs, path), name), path), name)
 
 
 def whole(parsed: Parsed, path: Path) -> list[AnyEvent]:

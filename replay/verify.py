@@ -7,9 +7,11 @@ from pathlib import Path
 from m3pc.types import InputError
 from replay import log, manifest
 from replay.fs import FS, Disk
-from replay.listing import Listing, add_up
+from replay.listing import Listed, Listing, add_up
+from replay.manifest import Parsed
 from replay.mark import NAME as MARK
-from replay.recovery import FOLDERS, QUARANTINE, DamagedError, find
+from replay.mark import Mark
+from replay.recovery import FOLDERS, QUARANTINE, DamagedError, read_log, read_manifest
 from replay.segment import FOLDER as SEGMENTS
 from replay.segment import check_bytes
 from replay.store import Store
@@ -46,14 +48,15 @@ def _content(fs: FS, path: Path) -> bytes | None:
 
 def _findings(fs: FS, path: Path, writing: bool) -> list[Finding]:
     name = path / manifest.NAME
+    mark = read_mark(fs, path)  # first: what it tells is in what is read next
     try:
-        parsed = manifest.parse(manifest.read(fs, path), name)
+        parsed = read_manifest(fs, path, mark)
         listing = add_up(whole(parsed, path), name)
     except InputError as error:
         return [Finding(name, str(error))]
-    found = list(_segments(fs, path, listing))
+    found = [finding for listed in listing.segments for finding in damage(fs, path, listed)]
     if not writing:
-        found += _end(fs, path, listing) if listing.close is None else []
+        found += _end(fs, path, listing, parsed, mark) if listing.close is None else []
         found += _strangers(fs, path, listing)
     if not found:
         try:
@@ -74,41 +77,48 @@ def is_written(fs: FS, path: Path) -> bool:
         return False
 
 
-def _segments(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
-    for listed in listing.segments:
-        for entry in (listed.steps, listed.episodes):
-            try:
-                check_bytes(fs, path / SEGMENTS, entry)
-            except InputError as error:
-                yield Finding(path / SEGMENTS / entry.name, str(error))
+def damage(fs: FS, path: Path, listed: Listed) -> Iterator[Finding]:
+    """Which of a segment's files are not what was sealed."""
+    for entry in (listed.steps, listed.episodes):
+        try:
+            check_bytes(fs, path / SEGMENTS, entry)
+        except InputError as error:
+            yield Finding(path / SEGMENTS / entry.name, str(error))
 
 
-def _end(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
+def _end(
+    fs: FS, path: Path, listing: Listing, parsed: Parsed, mark: Mark | None
+) -> Iterator[Finding]:
     """The open log and the mark of a store that nobody writes."""
-    mark, name = read_mark(fs, path), path / log.FOLDER / log.file_name(listing.rolls)
-    try:
-        found = find(fs, path)
-    except DamagedError as error:
-        yield Finding(error.path, str(error))
-        return
-    torn = {path / manifest.NAME: found.torn_manifest, name: found.torn_log}
+    name = path / log.FOLDER / log.file_name(listing.rolls)
+    opened = read_log(fs, path, listing, mark, len(parsed.whole + parsed.rest))
+    torn = {path / manifest.NAME: len(parsed.rest), name: len(opened.content) - opened.end}
+    if opened.wrong:
+        torn = {}
+        yield Finding(name, str(DamagedError(name, opened.wrong)))
     for file, count in torn.items():
         if count:
             yield Finding(
                 file, f"{count} bytes at the end are no whole entry; the next writer removes them"
             )
-    salt = log.read_salt(fs.read(name), listing.rolls, listing.header)
+    salt = log.read_salt(opened.content, listing.rolls, listing.header)
     if mark is None:
         yield Finding(path / MARK, "it is missing or was changed; the next writer makes it anew")
-    elif (mark.log, mark.salt) != (listing.rolls, salt):
+    elif not opened.wrong and (mark.log, mark.salt) != (listing.rolls, salt):
         yield Finding(path / MARK, "it is not of the open log; the next writer makes it anew")
 
 
-def _strangers(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
-    names = {entry.name for s in listing.segments for entry in (s.steps, s.episodes)}
-    known = {manifest.NAME, SEGMENTS} | {f"{SEGMENTS}/{name}" for name in names}
+def files(listing: Listing) -> list[str]:
+    """What a store is made of, by name in its folder."""
+    names = [entry.name for s in listing.segments for entry in (s.steps, s.episodes)]
+    found = [manifest.NAME, *(f"{SEGMENTS}/{name}" for name in names)]
     if listing.close is None:
-        known |= {MARK, *FOLDERS, f"{log.FOLDER}/{log.file_name(listing.rolls)}"}
+        found += [MARK, f"{log.FOLDER}/{log.file_name(listing.rolls)}"]
+    return found
+
+
+def _strangers(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
+    known = {*files(listing), SEGMENTS} | ({*FOLDERS} if listing.close is None else set())
     there = set(fs.names(path))
     for folder in (SEGMENTS, log.FOLDER):
         there |= {f"{folder}/{name}" for name in fs.names(path / folder)}

@@ -11,7 +11,9 @@ from typer.testing import CliRunner
 
 from m3pc.cli import app
 from replay.store import Store, write_store
+from replay.writer import Writer
 from tests.episodes import header, numbered
+from tests.live_store import fill, left_by_kill
 from tests.shared_data import ROOT
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -170,3 +172,26 @@ def test_make_says_so_when_the_return_is_not_reached(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "not 0.0; give more --max-steps" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_data_info_works_on_a_store_that_is_written_and_on_one_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    with fill(tmp_path / "open"):
+        done = m3pc("data", "info", "open", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["episodes"] == 6
+    left_by_kill(tmp_path / "dead")
+    done = m3pc("data", "info", "dead", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "task 1, clock 5, cut 0" in done.stdout
+    assert (tmp_path / "dead-returns.png").exists()
+
+
+def test_data_info_of_a_store_without_episodes_says_so(tmp_path: Path) -> None:
+    with Writer(tmp_path / "empty", header()):
+        done = m3pc("data", "info", "empty", cwd=tmp_path)
+        found = json.loads(m3pc("data", "info", "empty", "--json", cwd=tmp_path).stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "none yet" in done.stdout
+    assert (found["episodes"], found["statistics"]) == (0, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]  # no picture of nothing

@@ -1,11 +1,14 @@
 """The README speaks of commands, options, targets and files that exist."""
 
 import re
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from m3pc.cli import app
+from tests.live_store import closed
 from tests.shared_data import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -36,3 +39,25 @@ def test_each_make_target_exists() -> None:
 def test_each_linked_file_exists() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+EXAMPLES = [
+    block
+    for block in re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    if ".steps.arrow" in block
+]
+
+
+@pytest.mark.parametrize("tool", ["pyarrow", "polars", "ray"])
+def test_each_tool_opens_a_segment_as_the_readme_says(
+    tool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = (block for block in EXAMPLES if re.findall(r"pyarrow|polars|ray", block)[-1] == tool)
+    compile(code, "README.md", "exec")
+    if tool == "ray" or find_spec(tool) is None:
+        pytest.skip(f"{tool} is not installed, or would start a cluster")
+    closed(tmp_path / "OUT")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert len(names["steps"]) == 11  # type: ignore[arg-type]  # a table of either package

@@ -1,6 +1,7 @@
 """A store that changed in any way since it was written is refused, with the file's name."""
 
 import hashlib
+import mmap
 import shutil
 import zlib
 from collections.abc import Callable
@@ -13,9 +14,13 @@ import pytest
 
 from m3pc.types import Episode, InputError
 from replay import manifest
+from replay.fs import Disk
 from replay.manifest import AnyEvent, Close, FileEntry, Seal
 from replay.store import Store
+from replay.survey import survey
+from replay.writer import Writer
 from tests.foreign_files import write_small_store
+from tests.live_store import fill
 
 SEGMENTS = [f"segments/{i:06d}.{kind}.arrow" for i in (0, 1) for kind in ("steps", "episodes")]
 MANIFEST = manifest.NAME
@@ -315,3 +320,42 @@ def test_a_manifest_larger_than_any_of_ours_is_not_read(store: Path) -> None:
     with (store / MANIFEST).open("r+b") as file:
         file.truncate(manifest.LARGEST + 1)  # a hole: takes no room on disk
     refuse(store, f"is larger than {manifest.LARGEST} bytes")
+
+
+def test_a_reader_may_skip_damaged_segments(store: Path) -> None:
+    path = store / SEGMENTS[0]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    found = Store(store, skip_damaged=True)
+    assert list(found.damaged) == [0]
+    assert found.totals == Close(segments=1, steps=13, episodes=2)
+
+
+class DropsMeanwhile(Disk):
+    """A disk on which a writer drops segment 0 just before a reader opens it."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def map(self, path: Path) -> bytes | mmap.mmap:
+        segments = [listed.number for listed in self._writer.listing.segments]
+        if path.parent.name == "segments" and 0 in segments:
+            self._writer.drop([0])
+        return super().map(path)
+
+
+def test_a_segment_that_is_dropped_meanwhile_is_not_a_damaged_one(tmp_path: Path) -> None:
+    with fill(tmp_path / "live") as writer:
+        found = Store(tmp_path / "live", fs=DropsMeanwhile(writer), skip_damaged=True)
+        assert (found.damaged, found.totals.episodes) == ({}, 4)
+    with fill(tmp_path / "other") as writer:
+        seen = survey(tmp_path / "other", fs=DropsMeanwhile(writer))
+        assert (seen.damaged, seen.episodes) == ([], 4)
+
+
+def test_a_damaged_segment_is_forgotten_once_it_was_set_aside(tmp_path: Path) -> None:
+    with fill(tmp_path / "live") as writer:
+        (tmp_path / "live/segments/000000.steps.arrow").write_bytes(b"no Arrow")
+        found = Store(tmp_path / "live", skip_damaged=True)
+        assert list(found.damaged) == [0]
+        writer.quarantine(0, "no Arrow")
+        assert found.later().damaged == {}

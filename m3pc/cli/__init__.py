@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from m3pc import __version__
-from m3pc.cli import authors, config, data, doctor, evaluate, pretrain
+from m3pc.cli import authors, config, data, doctor, evaluate, pretrain, replay
 
 # Before numpy loads: products of one state with one layer wait longer for a second thread than they
 # compute. Whoever wants another number sets it.
@@ -25,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data.app, name="data")
+app.add_typer(replay.app, name="replay")
 app.add_typer(config.app, name="config")
 app.command("doctor")(doctor.doctor)
 app.command("pretrain")(pretrain.pretrain)

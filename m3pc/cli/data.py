@@ -76,6 +76,8 @@ def info(
         typer.echo(data_info.as_json(found))
         return
     data_info.show(found)
+    if not found.totals.episodes:
+        return
     from m3pc.pictures import return_histogram
 
     picture = png or Path(f"{found.path.resolve().name}-returns.png")
@@ -200,17 +202,22 @@ def make(
 
 
 def open_store(text: str) -> "Store":
+    from replay.store import Store
+
+    return Store(store_path(text))
+
+
+def store_path(text: str) -> Path:
     from m3pc.datasets.download import SHIPPED
     from m3pc.types import InputError
-    from replay.store import Store
 
     kind, _, name = text.partition(":")
     if kind != "shipped":
-        return Store(text)
+        return Path(text)
     names = sorted(path.name for path in SHIPPED.iterdir() if path.is_dir())
     if name not in names:
         raise InputError(f"{text} does not come with m3pc; there is {', '.join(names)}")
-    return Store(SHIPPED / name)
+    return SHIPPED / name
 
 
 def _limits(memory: float, seconds: float) -> "Limits":

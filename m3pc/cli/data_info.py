@@ -16,22 +16,26 @@ WIDTH = 40  # characters of its longest bar
 
 
 def as_json(store: Store) -> str:
-    numbers = asdict(statistics(store))
+    numbers = asdict(statistics(store)) if store.totals.episodes else None
     return json.dumps(_summary(store) | {"statistics": numbers}, default=_plain, indent=1)
 
 
 def show(store: Store) -> None:
     console = Console(highlight=False)
-    numbers = statistics(store)
+    numbers = statistics(store) if store.totals.episodes else None
+    summary = _summary(store)
+    if numbers:
+        summary["ended by"] = (
+            f"task {numbers.terminated:,}, clock {numbers.truncated:,}, cut {numbers.cut:,}"
+        )
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    summary = _summary(store) | {
-        "ended by": f"task {numbers.terminated:,}, clock {numbers.truncated:,}, cut {numbers.cut:,}"
-    }
     for name, value in summary.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
     console.print(table)
+    if numbers is None:
+        return
     console.print(
         _moments_table(
             {"states": numbers.states, "actions": numbers.actions, "rewards": numbers.rewards}
@@ -52,13 +56,19 @@ def _summary(store: Store) -> dict[str, Any]:
         "steps": store.totals.steps,
         "state, action sizes": f"{header.states}, {header.actions}",
         "step limit": header.horizon,
-        "episode length": f"{lengths.min()} to {lengths.max()}, mean {lengths.mean():.1f}",
-        "return": f"{returns.min():.1f} to {returns.max():.1f}, "
-        f"mean {returns.mean():.1f}, std {returns.std():.1f}",
+        "episode length": "none yet",
+        "return": "none yet",
         "source": ", ".join(f"{key} {value}" for key, value in header.source.items()),
         "segments": store.totals.segments,
         "checksum": store.checksum,
     }
+    if not store.totals.episodes:
+        return summary
+    summary["episode length"] = f"{lengths.min()} to {lengths.max()}, mean {lengths.mean():.1f}"
+    summary["return"] = (
+        f"{returns.min():.1f} to {returns.max():.1f}, "
+        f"mean {returns.mean():.1f}, std {returns.std():.1f}"
+    )
     score = normalised_score(header.env, float(returns.mean())) if header.env else None
     if score is not None:
         summary["normalised score"] = f"{score:.1f} (mean return; 0 random, 100 expert)"

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 
 from m3pc.datasets.hdf5 import NUMBERS, open_hdf5, refuse_links, to_float32
+from m3pc.datasets.minari_writer import STEP_LIMIT
 from m3pc.datasets.source import Options, Source
 from m3pc.types import Episode, Floats, InputError
 
@@ -32,6 +33,7 @@ def read_minari(folder: Path, options: Options) -> Source:
     bounds = _bounds(found.spec.action_space)
     spec = found.env_spec
     limit = options.horizon or (spec.max_episode_steps if spec else None)
+    limit = limit or found.storage.metadata.get(STEP_LIMIT)  # of a set that m3pc wrote
     if limit is None:
         raise InputError(f"{folder.name} does not say its step limit; give --horizon")
     if spec and ":" in spec.id:

@@ -1,0 +1,93 @@
+"""A Minari data set, written by Minari itself. L steps, S, A sizes."""
+
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.spaces import Box
+
+from m3pc.types import Episode
+
+STEP_LIMIT = "step_limit"  # in the metadata: an environment that nobody knows has no other place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    name: str  # of the folder that it will have
+    states: int  # S
+    actions: int  # A
+    horizon: int  # H
+    env: str | None
+    source: dict[str, Any]
+    episodes: Iterator[Episode]
+
+
+def write_minari(folder: Path, content: Content) -> None:
+    """`folder`/data, one episode in memory at a time. Actions stay in [-1, 1]."""
+    import minari
+    from minari.dataset.minari_storage import MinariStorage
+
+    folder.mkdir(exist_ok=True)
+    one = np.ones(content.actions, np.float32)
+    everywhere = np.full(content.states, np.inf, np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it would like authors and descriptions
+        storage = MinariStorage.new(
+            folder / "data",
+            observation_space=Box(-everywhere, everywhere),
+            action_space=Box(-one, one),
+            env_spec=_env_spec(content.env, content.horizon),
+            data_format="hdf5",
+        )
+        storage.update_metadata(
+            {
+                "dataset_id": dataset_id(content.name),
+                "minari_version": minari.__version__,
+                "description": "Exported by m3pc; actions are mapped to [-1, 1]. "
+                f"Source: {json.dumps(content.source)}",
+                STEP_LIMIT: content.horizon,
+            }
+        )
+        storage.update_episodes(map(_buffer, content.episodes))
+
+
+def dataset_id(name: str) -> str:
+    """An id that Minari takes; the name itself where it is one, such as hopper-v0."""
+    plain = re.sub(r"[^-\w]", "-", name).strip("-") or "store"
+    return plain if re.search(r".-v[0-9]+$", plain) else f"{plain}-v0"
+
+
+def _buffer(episode: Episode) -> Any:
+    from minari.data_collector import EpisodeBuffer
+
+    ends = np.zeros((2, len(episode)), np.bool_)
+    ends[:, -1] = episode.terminated, episode.truncated
+    return EpisodeBuffer(
+        seed=episode.seed if episode.seed >= 0 else None,
+        observations=episode.states,
+        actions=episode.actions,
+        rewards=episode.rewards,
+        terminations=ends[0],
+        truncations=ends[1],
+    )
+
+
+def _env_spec(env: str | None, horizon: int) -> EnvSpec | None:
+    """As it is registered here, so that Minari can make it again; else with its name alone."""
+    if env is None or ":" in env:
+        return None
+    try:
+        spec = deepcopy(gymnasium.registry[env]) if env in gymnasium.registry else EnvSpec(env)
+        spec.max_episode_steps = horizon
+        spec.to_json()
+    except (gymnasium.error.Error, TypeError, ValueError):  # no id, or made of code
+        return None
+    return spec
