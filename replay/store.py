@@ -26,7 +26,7 @@ from m3pc.types import Episode, InputError, Integers
 from replay import manifest
 from replay.checks import check
 from replay.fs import FS, Disk
-from replay.listing import Listed, add_up
+from replay.listing import Listed, Listing, add_up
 from replay.manifest import Close, FileEntry, Header, Seal
 from replay.schema import episodes_batch, episodes_schema, steps_batch, steps_schema
 from replay.segment import FOLDER, Segment, open_segment
@@ -135,8 +135,11 @@ class Store:
                 )
 
     def _look(self, before: "Store | None") -> None:
-        parsed = manifest.parse(self._manifest, self.path / manifest.NAME)
-        self._listing = add_up(whole(parsed, self.path), self.path / manifest.NAME)
+        if before is not None and self._manifest == before._manifest:
+            self._listing: Listing = before._listing  # long after many rolls: not parsed again
+        else:
+            parsed = manifest.parse(self._manifest, self.path / manifest.NAME)
+            self._listing = add_up(whole(parsed, self.path), self.path / manifest.NAME)
         for listed in self._listing.segments:
             if listed.number not in self._sealed.keys() | self.damaged.keys():
                 self._open(listed)
