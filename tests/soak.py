@@ -33,6 +33,7 @@ PRODUCERS = 8
 LIFETIME = 20  # episodes of an incarnation
 RUBBISH = b"no episode"
 PIECE, BATCH = 8, 64
+LOOKS = 8  # of the reader in a round
 TRIALS = 30  # to find nothing alive that should not be
 MANIFEST_BYTES = 1000  # a roll and a drop take less
 
@@ -84,11 +85,13 @@ class Soak:
         self.steps = self.sent = 0
 
     def round(self, episodes: int) -> None:
-        """So many of each producer, then a look at them."""
+        """So many of each producer, then the reader's turn."""
         list(self._pool.map(self._produce, range(PRODUCERS), [episodes] * PRODUCERS))
         self.sent += PRODUCERS * episodes
         self.steps += PRODUCERS * episodes * self._length
-        self._view = Store(self._path) if self._view is None else self._view.later()
+        self._view = self._view or Store(self._path)
+        for _ in range(LOOKS):
+            self._view = self._view.later()
         rule = ReturnRule(horizon=1000)
         sampler = Sampler(self._view, length=PIECE, batch=BATCH, seed=0, returns=rule)
         states = sampler.batch(self.sent).states

@@ -6,13 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from m3pc.types import AppendKey, Status
+from replay import manifest
 from replay.fs import Disk, DiskFile
-from replay.writer import Options
+from replay.log import Entry
+from replay.manifest import Parsed
+from replay.payload import encode
+from replay.producers import Producers
+from replay.store import Store
+from replay.writer import Options, Writer
+from tests.episodes import header, numbered
 from tests.leaks import LEAKS
 from tests.soak import Before, Reading, check_counts, resident, slope, soaked
 
 SHORT = Options(segment_bytes=50_000, keep_bytes=500_000, low_space=0, no_space=0)
-LONG = Options(segment_bytes=300_000, keep_bytes=4_000_000, low_space=0, no_space=0)
+LONG = Options(segment_bytes=280_000, keep_bytes=4_000_000, low_space=0, no_space=0)
 MOST_TRACED = 4.0  # bytes of Python's and numpy's memory a transition, of which 16 are stored
 MOST_RESIDENT = 1.0  # the same of the process; 0.1 MB in 100,000 transitions
 
@@ -48,8 +56,8 @@ def short(path: Path) -> None:
             path,
             SHORT,
             rounds=25,
-            episodes=10,
-            length=50,
+            episodes=5,
+            length=100,
             measure=lambda: tracemalloc.get_traced_memory()[0],
         )
     finally:
@@ -70,6 +78,46 @@ def test_known_leaks_are_caught(leak: str, tmp_path: Path, monkeypatch: pytest.M
     LEAKS[leak](monkeypatch)
     with pytest.raises(AssertionError):
         short(tmp_path / "store")
+
+
+def test_a_manifest_that_did_not_grow_is_not_parsed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse = manifest.parse
+    parsed: list[int] = []  # bytes
+
+    def watched(content: bytes, path: Path) -> Parsed:
+        parsed.append(len(content))
+        return parse(content, path)
+
+    monkeypatch.setattr(manifest, "parse", watched)
+    with Writer(tmp_path / "store", header(), SHORT) as writer:
+        view, found = Store(tmp_path / "store"), []
+        parsed.clear()
+        for sequence, action in enumerate(("append", "append", "roll", "append")):
+            writer.append(AppendKey(0, 0, sequence), encode(numbered(sequence, 5)))
+            if action == "roll":
+                writer.roll()
+            view = view.later()
+            found.append((view.totals.episodes, len(parsed)))
+    assert found == [(1, 0), (2, 0), (3, 1), (4, 1)]
+
+
+def test_rubbish_is_counted_for_one_incarnation_of_a_slot() -> None:
+    producers = Producers({}, most_refused=2)
+
+    def refuse(*key: int) -> None:
+        producers.advance([Entry(AppendKey(*key), None, "head")])
+
+    for key in ((0, 0, 0), (0, 0, 1), (1, 0, 0)):
+        refuse(*key)
+    assert producers.judge(AppendKey(0, 0, 2), {}).status is Status.FENCED
+    assert producers.judge(AppendKey(1, 0, 1), {}).status is Status.DURABLE
+    assert producers.judge(AppendKey(0, 1, 0), {}).status is Status.DURABLE
+    refuse(0, 1, 0)
+    assert producers.judge(AppendKey(0, 1, 1), {}).status is Status.DURABLE
+    refuse(0, 1, 1)
+    assert producers.judge(AppendKey(0, 1, 2), {}).status is Status.FENCED
 
 
 @pytest.mark.long
