@@ -1,5 +1,6 @@
 """A live store may run for weeks: nothing that it holds grows with what went through it."""
 
+import logging
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ SHORT = Options(segment_bytes=50_000, keep_bytes=500_000, low_space=0, no_space=
 LONG = Options(segment_bytes=280_000, keep_bytes=4_000_000, low_space=0, no_space=0)
 MOST_TRACED = 4.0  # bytes of Python's and numpy's memory a transition, of which 16 are stored
 MOST_RESIDENT = 1.0  # the same of the process; 0.1 MB in 100,000 transitions
+
+log = logging.getLogger(__name__)
 
 
 def soak(
@@ -126,6 +129,16 @@ def test_ten_million_transitions_leave_memory_flat(tmp_path: Path) -> None:
     readings, growth = soak(
         tmp_path / "store", LONG, rounds=250, episodes=10, length=500, measure=resident
     )
-    assert readings[-1].steps == 10**7
-    assert readings[-1].rolls - readings[-1].listed >= 500
+    end = readings[-1]
+    log.info(
+        "bytes_a_transition=%.2f rolls=%d dropped=%d manifest_bytes=%d files=%d descriptors=%d",
+        growth,
+        end.rolls,
+        end.rolls - end.listed,
+        end.manifest_bytes,
+        end.files,
+        end.descriptors,
+    )
+    assert end.steps == 10**7
+    assert end.rolls - end.listed >= 500
     assert growth < MOST_RESIDENT, f"{growth:.2f} bytes a transition"
