@@ -6,7 +6,7 @@ A soak that does not find them proves nothing about the code without them.
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -115,15 +115,20 @@ def rubbish_remembered(patch: Patch) -> None:
     patch.setattr(Producers, "advance", careless)
 
 
-LEAKS: dict[str, Callable[[Patch], None]] = {
-    "entries kept": entries_kept,
-    "eight bytes a transition kept": bytes_kept,
-    "files not removed": files_not_removed,
-    "files not closed": files_not_closed,
-    "manifests kept": manifests_kept,
-    "views kept": views_kept,
-    "dropped segments kept": dropped_segments_kept,
-    "retention forgotten": retention_forgotten,
-    "threads left": threads_left,
-    "rubbish remembered": rubbish_remembered,
+class Leak(NamedTuple):
+    put_in: Callable[[Patch], None]
+    shows_in: str  # what the soak says is wrong
+
+
+LEAKS = {
+    "entries kept": Leak(entries_kept, "episodes in memory"),
+    "eight bytes a transition kept": Leak(bytes_kept, "bytes a transition"),
+    "files not removed": Leak(files_not_removed, "files"),
+    "files not closed": Leak(files_not_closed, "descriptors"),
+    "manifests kept": Leak(manifests_kept, "bytes a transition"),
+    "views kept": Leak(views_kept, "segments in memory"),
+    "dropped segments kept": Leak(dropped_segments_kept, "descriptors, segments in memory"),
+    "retention forgotten": Leak(retention_forgotten, "bytes of segments"),
+    "threads left": Leak(threads_left, "threads"),
+    "rubbish remembered": Leak(rubbish_remembered, "suspects"),
 }

@@ -164,19 +164,25 @@ def soaked(path: Path, options: Options, length: int) -> Iterator[Soak]:
 def check_counts(now: Reading, options: Options) -> None:
     """What has one right value, and what has a bound that does not grow."""
     assert options.keep_bytes is not None
-    assert now.stored == now.sent
-    assert now.files == 2 * now.listed + 3  # the log, the manifest, the mark
-    assert now.segment_bytes <= options.keep_bytes
-    assert now.log_bytes < 2 * options.segment_bytes
-    assert now.manifest_bytes <= MANIFEST_BYTES * (now.rolls + 1)
-    assert now.threads == PRODUCERS + 1  # the appender's own
-    in_log = now.seen - now.listed  # chunks, which are mapped no more
-    assert 0 <= in_log <= 16
-    assert now.descriptors == 4 + 2 * now.listed  # log, manifest, mark, lock; the reader's maps
-    assert now.segments_alive == now.seen
-    assert now.episodes_alive == now.logged
-    assert now.slots == PRODUCERS
-    assert now.suspects <= PRODUCERS
+    right = {
+        "episodes stored": now.stored == now.sent,
+        "files": now.files == 2 * now.listed + 3,  # the log, the manifest, the mark
+        "bytes of segments": now.segment_bytes <= options.keep_bytes,
+        "bytes of the log": now.log_bytes < 2 * options.segment_bytes,
+        "bytes of the manifest": now.manifest_bytes <= MANIFEST_BYTES * (now.rolls + 1),
+        "threads": 1
+        <= now.threads
+        <= PRODUCERS + 1,  # the appender's own, and idle ones serve again
+        "chunks of the log": 0 <= now.seen - now.listed <= 16,
+        # log, manifest, mark and lock, and what the reader has mapped
+        "descriptors": now.descriptors == 4 + 2 * now.listed,
+        "segments in memory": now.segments_alive == now.seen,
+        "episodes in memory": now.episodes_alive == now.logged,
+        "slots": now.slots == PRODUCERS,
+        "suspects": now.suspects <= PRODUCERS,
+    }
+    wrong = [name for name, holds in right.items() if not holds]
+    assert not wrong, f"wrong: {', '.join(wrong)}; {now}"
 
 
 def slope(steps: Sequence[int], values: Sequence[int]) -> float:

@@ -78,8 +78,8 @@ def test_what_a_store_holds_does_not_grow(tmp_path: Path) -> None:
 def test_known_leaks_are_caught(leak: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DiskFile, "sync", lambda self: None)  # quicker; nothing here needs it
     monkeypatch.setattr(Disk, "sync_folder", lambda self, path: None)
-    LEAKS[leak](monkeypatch)
-    with pytest.raises(AssertionError):
+    LEAKS[leak].put_in(monkeypatch)
+    with pytest.raises(AssertionError, match=LEAKS[leak].shows_in):
         short(tmp_path / "store")
 
 
