@@ -170,9 +170,8 @@ def check_counts(now: Reading, options: Options) -> None:
         "bytes of segments": now.segment_bytes <= options.keep_bytes,
         "bytes of the log": now.log_bytes < 2 * options.segment_bytes,
         "bytes of the manifest": now.manifest_bytes <= MANIFEST_BYTES * (now.rolls + 1),
-        "threads": 1
-        <= now.threads
-        <= PRODUCERS + 1,  # the appender's own, and idle ones serve again
+        # the appender's own, and as many of the pool as were ever needed at once
+        "threads": 1 <= now.threads <= PRODUCERS + 1,
         "chunks of the log": 0 <= now.seen - now.listed <= 16,
         # log, manifest, mark and lock, and what the reader has mapped
         "descriptors": now.descriptors == 4 + 2 * now.listed,
