@@ -29,6 +29,7 @@ test-long: $(VENV)/.developer $(OTHER_ENGINE)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.sampling
 	$(BIN)/python -m benchmarks.decision
+	$(BIN)/python -m benchmarks.replay
 
 lint: $(VENV)/.developer
 	$(BIN)/ruff check .

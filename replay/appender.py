@@ -68,11 +68,15 @@ class Appender:
         self.close()
 
     def _work(self) -> None:
-        ended = False
-        while not ended:
-            group, ended = self._gather()
-            if group:
-                self._commit(group)
+        while not self._serve():
+            pass
+
+    def _serve(self) -> bool:
+        """One group, which is let go before the next is waited for; whether it was the last."""
+        group, ended = self._gather()
+        if group:
+            self._commit(group)
+        return ended
 
     def _gather(self) -> tuple[list[Waiting], bool]:
         """Whoever waits now, one at least; and whether the end was asked for."""

@@ -7,12 +7,15 @@ power loss may undo either, in any order. `tests/sim_fs.py` plays such losses.
 import fcntl
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from m3pc.files import sync_directory
 
+MOST_PARTS = 1024  # that Linux takes at once
 ASIDE = ".new"  # ends the names of files that are not yet what they will be
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
 
@@ -131,7 +134,11 @@ class Disk:
 
 
 def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
-    """The system may take fewer bytes than it is given."""
-    rest = memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+    """Without joining them. The system may take fewer bytes than it is given."""
+    rest = deque(memoryview(part).cast("B") for part in parts)
     while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        taken = os.writev(descriptor, list(islice(rest, MOST_PARTS)))
+        while rest and len(rest[0]) <= taken:
+            taken -= len(rest.popleft())
+        if rest:
+            rest[0] = rest[0][taken:]

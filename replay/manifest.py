@@ -29,6 +29,18 @@ NAME = "MANIFEST"
 LARGEST = 64 << 20  # bytes; about 200,000 segments
 
 
+class DamagedError(InputError):
+    """Bytes that were on the disk once are others now, or gone."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        cure = "restore it from a copy"
+        if path.name != NAME:  # without which nothing can be told
+            cure += ", or go on without what is lost by `m3pc replay drop STORE --damaged`, which "
+            cure += "sets damaged files aside"
+        super().__init__(f"{path} is damaged: {what}; {cure}")
+
+
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 
 

@@ -23,10 +23,17 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
+class Refused(NamedTuple):
+    """By the newest incarnation of a slot that sent rubbish; older ones are shut out anyway."""
+
+    incarnation: int
+    episodes: int
+
+
 class Producers:
     def __init__(self, known: Mapping[int, Producer], most_refused: int) -> None:
         self._table, self._most_refused = dict(known), most_refused
-        self._refused: dict[tuple[int, int], int] = {}
+        self._refused: dict[int, Refused] = {}  # by slot
 
     def __getitem__(self, slot: int) -> Producer:
         return self._table.get(slot, NOBODY)
@@ -42,7 +49,7 @@ class Producers:
         where = ahead.get(key.slot, self[key.slot])
         if key.incarnation < where.incarnation:
             return Verdict(Status.FENCED, 0, f"incarnation {where.incarnation} has the slot")
-        if self._refused.get(key[:2], 0) >= self._most_refused:
+        if self._count_refused(key) >= self._most_refused:
             return Verdict(Status.FENCED, 0, f"{self._most_refused} of its episodes were rejected")
         expected = where.expected if key.incarnation == where.incarnation else 0
         if key.sequence == expected:
@@ -55,8 +62,12 @@ class Producers:
         for entry in entries:
             self._table[entry.key.slot] = following(entry.key)
             if entry.episode is None:
-                producer = entry.key[:2]
-                self._refused[producer] = self._refused.get(producer, 0) + 1
+                episodes = self._count_refused(entry.key) + 1
+                self._refused[entry.key.slot] = Refused(entry.key.incarnation, episodes)
+
+    def _count_refused(self, key: AppendKey) -> int:
+        refused = self._refused.get(key.slot)
+        return refused.episodes if refused and refused.incarnation == key.incarnation else 0
 
 
 def following(key: AppendKey) -> Producer:

@@ -16,30 +16,18 @@ from replay import manifest
 from replay.fs import ASIDE, FS
 from replay.listing import Listed, Listing, Producer, Tally
 from replay.log import Entry, Log, Salts
-from replay.manifest import Header, Parsed
+from replay.manifest import DamagedError, Header
 from replay.mark import Mark
 from replay.producers import NOBODY, following
 from replay.segment import FOLDER as SEGMENTS
 from replay.segment import check_bytes
-from replay.tail import read_mark
+from replay.tail import read_manifest, read_mark
 
 QUARANTINE = "quarantine"
 FOLDERS = (logs.FOLDER, SEGMENTS, QUARANTINE)
 OURS = re.compile(r"([0-9]{6})\.(?:steps|episodes)\.arrow")
 
 log = logging.getLogger(__name__)
-
-
-class DamagedError(InputError):
-    """Bytes that were on the disk once are others now, or gone."""
-
-    def __init__(self, path: Path, what: str) -> None:
-        self.path = path
-        cure = "restore it from a copy"
-        if path.name != manifest.NAME:  # without which nothing can be told
-            cure += ", or go on without what is lost by `m3pc replay drop STORE --damaged`, which "
-            cure += "sets damaged files aside"
-        super().__init__(f"{path} is damaged: {what}; {cure}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +63,7 @@ def find(fs: FS, path: Path, *, accept_loss: bool = False) -> Found:
         raise InputError(f"{path} is a finished data set; appending needs a store of a run")
     tally = Tally(parsed.events, path / manifest.NAME)
     listing = tally.listing()
-    opened = read_log(fs, path, listing, mark, len(parsed.whole + parsed.rest))
+    opened = read_log(fs, path, listing, mark)
     if opened.wrong and not accept_loss:
         raise DamagedError(path / logs.FOLDER / logs.file_name(listing.rolls), opened.wrong)
     return Found(
@@ -91,20 +79,7 @@ def find(fs: FS, path: Path, *, accept_loss: bool = False) -> Found:
     )
 
 
-def read_manifest(fs: FS, path: Path, mark: Mark | None) -> Parsed:
-    """All lines that the mark, read before them, tells of."""
-    name = path / manifest.NAME
-    parsed = manifest.parse(manifest.read(fs, path), name)
-    live = bool(parsed.events) and parsed.events[0].event == "live"  # others have no mark
-    lost = live and mark is not None and len(parsed.whole) < mark.manifest
-    if not parsed.events or parsed.more or lost:
-        raise DamagedError(name, f"line {len(parsed.events) + 1} is not what was written")
-    return parsed
-
-
-def read_log(
-    fs: FS, path: Path, listing: Listing, mark: Mark | None, manifest_size: int
-) -> OpenLog:
+def read_log(fs: FS, path: Path, listing: Listing, mark: Mark | None) -> OpenLog:
     """What the open log holds; the mark was read before it."""
     try:
         content = fs.read(path / logs.FOLDER / logs.file_name(listing.rolls))
@@ -112,14 +87,12 @@ def read_log(
         content = b""
     salt = logs.read_salt(content, listing.rolls, listing.header)
     entries, end = ([], 0) if salt is None else _in_order(content, listing, salt)
-    wrong = _wrong(mark, listing, salt, end, len(content), manifest_size)
+    wrong = _wrong(mark, listing, salt, end, len(content))
     closed = mark is not None and mark.closed and (mark.log, mark.salt) == (listing.rolls, salt)
     return OpenLog(content=content, entries=entries, end=end, wrong=wrong, closed=closed)
 
 
-def _wrong(
-    mark: Mark | None, listing: Listing, salt: bytes | None, end: int, size: int, manifest_size: int
-) -> str:
+def _wrong(mark: Mark | None, listing: Listing, salt: bytes | None, end: int, size: int) -> str:
     """What the open log shows that no crash explains: its frames end at `end` of `size` bytes."""
     if salt is None:
         return "it is missing, or does not begin as this store's open log"
@@ -129,8 +102,6 @@ def _wrong(
         return f"the frame at byte {end} is not what was written"
     if mark.closed and not (mark.visible == end == size):
         return f"it was closed with {mark.visible} bytes and has {size} now"
-    if mark.closed and manifest_size != mark.manifest:
-        return f"it was closed beside a manifest of {mark.manifest} bytes, not {manifest_size}"
     return ""
 
 

@@ -1,11 +1,12 @@
 """The mapped columns of one segment, checked. R rows of steps, E episodes, S state, A action."""
 
 import hashlib
+import io
 import mmap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -176,21 +177,44 @@ def write_segment(
 
 
 def _write(fs: FS, path: Path, batch: pa.RecordBatch) -> FileEntry:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
+    sink = Parts()
+    with pa.ipc.new_file(pa.PythonFile(sink, "w"), batch.schema) as writer:
         writer.write_batch(batch)
-    content = sink.getvalue()
     aside = path.with_name(path.name + ASIDE)
     if aside.name in fs.names(path.parent):
         fs.unlink(aside)
     file = fs.create(aside)
     try:
-        file.write([memoryview(content)])
+        file.write(sink.parts)
         file.sync()
     finally:
         file.close()
-    digest = hashlib.sha256(content).hexdigest()
-    return FileEntry(name=path.name, rows=batch.num_rows, bytes=len(content), sha256=digest)
+    digest = hashlib.sha256()
+    for part in sink.parts:
+        digest.update(part)
+    return FileEntry(
+        name=path.name, rows=batch.num_rows, bytes=sink.tell(), sha256=digest.hexdigest()
+    )
+
+
+class Parts(io.RawIOBase):
+    """A file in memory that is the columns themselves: a copy of them would double what a roll
+    needs and take as long as all the rest of it."""
+
+    def __init__(self) -> None:
+        self.parts: list[memoryview] = []
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.parts.append(memoryview(content).cast("B"))
+        self._size += len(self.parts[-1])
+        return len(self.parts[-1])
+
+    def tell(self) -> int:
+        return self._size
 
 
 def check_bytes(fs: FS, folder: Path, entry: FileEntry) -> bytes | mmap.mmap:

@@ -24,7 +24,7 @@ def by_pieces(length: int) -> Selection:
 
 
 def by_length(view: View) -> Integers:
-    """View by their length: L. The authors call it "prob"."""
+    """Episodes by their length: L. The authors call it "prob"."""
     return view.lengths
 
 
@@ -48,7 +48,7 @@ def best(count: int, *, minimum: int = 1, among: Selection = alike) -> Selection
 
 
 def best_steps(count: int, *, among: Selection = alike) -> Selection:
-    """View of highest return, whole, as long as they have `count` steps together at most."""
+    """Episodes of highest return, whole, as long as they have `count` steps together at most."""
     return lambda view: _marked(view, _within(view, by_return(view, among=among), count))
 
 

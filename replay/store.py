@@ -26,11 +26,12 @@ from m3pc.types import Episode, InputError, Integers
 from replay import manifest
 from replay.checks import check
 from replay.fs import FS, Disk
-from replay.listing import Listed, Producer, add_up
+from replay.listing import Listed, Listing, Producer, add_up
 from replay.manifest import Close, FileEntry, Header, Seal
+from replay.mark import Mark
 from replay.schema import episodes_batch, episodes_schema, steps_batch, steps_schema
 from replay.segment import FOLDER, Segment, episodes_of, open_segment, withdrawn
-from replay.tail import read_mark, read_tail, whole
+from replay.tail import checked, read_mark, read_tail
 
 SEGMENT_BYTES = 1 << 30  # a segment is sealed when its episodes fill this much
 ATTEMPTS = 100  # to read a store while it changes
@@ -59,9 +60,10 @@ class Store:
         self.damaged: dict[int, str] = dict(before.damaged) if before else {}
         self._sealed: dict[int, Segment] = dict(before._sealed) if before else {}
         for attempt in range(ATTEMPTS):
+            mark = read_mark(self._fs, self.path)  # first: it tells of what is read next
             self._manifest = manifest.read(self._fs, self.path)
             try:
-                self._look(before)
+                self._look(mark, before)
                 break
             except InputError:  # perhaps a writer was faster: then the manifest has grown
                 if manifest.read(self._fs, self.path) == self._manifest or attempt == ATTEMPTS - 1:
@@ -126,9 +128,12 @@ class Store:
         for segment in self.segments:
             yield from episodes_of(segment)
 
-    def _look(self, before: "Store | None") -> None:
-        parsed = manifest.parse(self._manifest, self.path / manifest.NAME)
-        self._listing = add_up(whole(parsed, self.path), self.path / manifest.NAME)
+    def _look(self, mark: Mark | None, before: "Store | None") -> None:
+        if before is not None and self._manifest == before._manifest:
+            self._listing: Listing = before._listing  # long after many rolls: not parsed again
+        else:
+            parsed = checked(self._manifest, self.path, mark)
+            self._listing = add_up(parsed.events, self.path / manifest.NAME)
         for listed in self._listing.segments:
             if listed.number not in self._sealed.keys() | self.damaged.keys():
                 self._open(listed)
@@ -160,8 +165,9 @@ def read_producers(path: Path, fs: FS | None = None) -> Mapping[int, Producer]:
     """Where each slot of a live store stands. Looks at no segment, so it is quick."""
     fs, name = fs or Disk(), path / manifest.NAME
     for _ in range(ATTEMPTS):
+        mark = read_mark(fs, path)
         content = manifest.read(fs, path)
-        listing = add_up(whole(manifest.parse(content, name), path), name)
+        listing = add_up(checked(content, path, mark).events, name)
         try:
             return read_tail(fs, path, listing, None).producers
         except InputError:

@@ -20,7 +20,7 @@ from replay.fs import FS, Disk
 from replay.listing import Listing, Producer, add_up
 from replay.log import Entry
 from replay.producers import following
-from replay.recovery import OpenLog, read_log, read_manifest
+from replay.recovery import OpenLog, read_log
 from replay.segment import FOLDER as SEGMENTS
 from replay.segment import (
     Segment,
@@ -30,8 +30,8 @@ from replay.segment import (
     open_tables,
     withdrawn,
 )
-from replay.tail import read_mark, whole
-from replay.verify import Finding, damage, is_written
+from replay.tail import read_manifest, read_mark
+from replay.verify import ATTEMPTS, Finding, damage, is_written
 
 
 class State(StrEnum):
@@ -82,21 +82,22 @@ class Survey:
         return (int(min(map(np.min, found))), int(max(map(np.max, found)))) if found else None
 
 
-def survey(path: Path, *, fs: FS | None = None) -> Survey:
+def survey(path: Path, *, fs: FS | None = None, attempts: int = ATTEMPTS) -> Survey:
     """InputError where the manifest itself is damaged or there is none."""
     fs = fs or Disk()
     written = is_written(fs, path)
     mark = read_mark(fs, path)  # first: what it tells is in what is read next
     parsed = read_manifest(fs, path, mark)
-    listing = add_up(whole(parsed, path), path / manifest.NAME)
+    listing = add_up(parsed.events, path / manifest.NAME)
     size = len(parsed.whole + parsed.rest)
-    opened = read_log(fs, path, listing, mark, size) if listing.close is None else None
+    opened = read_log(fs, path, listing, mark) if listing.close is None else None
     name = f"{logs.FOLDER}/{logs.file_name(listing.rolls)}" if opened else None
     sealed, damaged, lost = _segments(fs, path, listing)
     if opened and opened.wrong:
         damaged.append(Finding(path / str(name), opened.wrong))
-    if damaged and len(manifest.read(fs, path)) != size:
-        return survey(path, fs=fs)  # the writer was faster: files went after the manifest told so
+    if damaged and attempts > 1 and len(manifest.read(fs, path)) != size:
+        # The writer was faster: files went after the manifest told so.
+        return survey(path, fs=fs, attempts=attempts - 1)
     entries = opened.entries if opened else []
     torn = {}
     if opened and name and not written and not opened.wrong:

@@ -1,4 +1,4 @@
-"""The end of a live store as other processes see it: the whole frames of its open log."""
+"""A live store as other processes see it: its mark, its manifest, the whole frames of its log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from m3pc.types import InputError
 from replay import log, manifest
 from replay.fs import FS
 from replay.listing import Listing, Producer, add_up
-from replay.manifest import AnyEvent, Parsed
+from replay.manifest import DamagedError, Parsed
 from replay.mark import NAME, Mark, decode
 from replay.producers import following
 from replay.segment import Segment, in_memory, joined
@@ -31,26 +31,32 @@ def read_mark(fs: FS, path: Path) -> Mark | None:
         return None
 
 
+def read_manifest(fs: FS, path: Path, mark: Mark | None) -> Parsed:
+    """All that the mark, which was read before it, tells of."""
+    return checked(manifest.read(fs, path), path, mark)
+
+
 def read_listing(fs: FS, path: Path) -> Listing:
-    """What the manifest lists now."""
-    name = path / manifest.NAME
-    return add_up(whole(manifest.parse(manifest.read(fs, path), name), path), name)
+    """What a store holds now."""
+    parsed = read_manifest(fs, path, read_mark(fs, path))
+    return add_up(parsed.events, path / manifest.NAME)
 
 
-def whole(parsed: Parsed, path: Path) -> list[AnyEvent]:
-    """The events, if nothing follows them but what a writer may just be writing."""
-    live = parsed.events[:1] and parsed.events[0].event == "live"
-    if not parsed.rest and parsed.events:
-        return parsed.events
+def checked(content: bytes, path: Path, mark: Mark | None) -> Parsed:
+    """A manifest in which nothing is missing but, at its end, what a writer was just writing."""
     name = path / manifest.NAME
-    if not parsed.rest:
-        raise InputError(f"{name} is empty; make or import the data again")
-    if parsed.more or not live:
+    parsed = manifest.parse(content, name)
+    if parsed.events and parsed.events[0].event == "live":
+        if parsed.more or (mark is not None and len(parsed.whole) < mark.manifest):
+            raise DamagedError(name, f"line {len(parsed.events) + 1} is not what was written")
+    elif parsed.rest:
         raise InputError(
             f"{name} line {len(parsed.events) + 1} was changed or cut: its checksum is wrong; "
             "make or import the data again, or restore it from a copy"
         )
-    return parsed.events
+    if not parsed.events:
+        raise InputError(f"{name} is empty; make or import the data again")
+    return parsed
 
 
 def read_tail(fs: FS, path: Path, listing: Listing, before: Tail | None) -> Tail:

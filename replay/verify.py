@@ -8,14 +8,14 @@ from m3pc.types import InputError
 from replay import log, manifest
 from replay.fs import FS, Disk
 from replay.listing import Listed, Listing, add_up
-from replay.manifest import Parsed
+from replay.manifest import DamagedError, Parsed
 from replay.mark import NAME as MARK
 from replay.mark import Mark
-from replay.recovery import FOLDERS, QUARANTINE, DamagedError, read_log, read_manifest
+from replay.recovery import FOLDERS, QUARANTINE, read_log
 from replay.segment import FOLDER as SEGMENTS
 from replay.segment import check_bytes
 from replay.store import Store
-from replay.tail import read_mark, whole
+from replay.tail import read_manifest, read_mark
 
 ATTEMPTS = 10  # while a writer changes the store
 
@@ -51,7 +51,7 @@ def _findings(fs: FS, path: Path, writing: bool) -> list[Finding]:
     mark = read_mark(fs, path)  # first: what it tells is in what is read next
     try:
         parsed = read_manifest(fs, path, mark)
-        listing = add_up(whole(parsed, path), name)
+        listing = add_up(parsed.events, name)
     except InputError as error:
         return [Finding(name, str(error))]
     found = [finding for listed in listing.segments for finding in damage(fs, path, listed)]
@@ -91,7 +91,7 @@ def _end(
 ) -> Iterator[Finding]:
     """The open log and the mark of a store that nobody writes."""
     name = path / log.FOLDER / log.file_name(listing.rolls)
-    opened = read_log(fs, path, listing, mark, len(parsed.whole + parsed.rest))
+    opened = read_log(fs, path, listing, mark)
     torn = {path / manifest.NAME: len(parsed.rest), name: len(opened.content) - opened.end}
     if opened.wrong:
         torn = {}

@@ -47,6 +47,24 @@ def test_files_grow_at_their_end_and_change_where_asked(fs: FS, tmp_path: Path) 
     assert fs.read(tmp_path / "a") == b"oNemore"
 
 
+def test_many_parts_are_one_write(fs: FS, tmp_path: Path) -> None:
+    file = fs.create(tmp_path / "a")
+    parts = [b"%d " % number for number in range(3000)]
+    file.write([b"", *parts, memoryview(b"end"), b""])
+    file.write([])
+    file.close()
+    assert fs.read(tmp_path / "a") == b"".join(parts) + b"end"
+
+
+def test_the_system_may_take_fewer_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writev = os.writev
+    monkeypatch.setattr(os, "writev", lambda file, parts: writev(file, [b"".join(parts)[:3]]))
+    file = Disk().create(tmp_path / "a")
+    file.write([b"ab", b"", b"cdefg", b"h"])
+    file.close()
+    assert Disk().read(tmp_path / "a") == b"abcdefgh"
+
+
 def test_a_write_beyond_the_end_leaves_zeros(fs: FS, tmp_path: Path) -> None:
     file = fs.create(tmp_path / "a")
     file.write_at(3, b"x")
