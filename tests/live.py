@@ -35,7 +35,7 @@ def write_live(path: Path, *, fs: FS | None = None, close: bool = True) -> Path:
         writer.roll()
     writer.drop([0])
     writer.append(AppendKey(1, 5, 0), b"rubbish")
-    writer.withdraw(7)
+    writer.withdraw(1)
     send(writer, range(12, 16))
     if close:
         writer.close()

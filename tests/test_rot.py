@@ -71,12 +71,15 @@ def assert_noticed(fs: SimFS, disk: SimFS, name: Path) -> None:
 
 def assert_refused_or_the_same(fs: SimFS, disk: SimFS) -> None:
     try:
-        found = list(Store(PATH, fs=fs).episodes())
+        found = Store(PATH, fs=fs)
     except InputError:
         return
-    written = list(Store(PATH, fs=disk).episodes())
-    assert len(found) == len(written)
-    assert all(map(same, found, written))
+    written = Store(PATH, fs=disk)
+    assert found.totals == written.totals
+    assert all(map(same, found.episodes(), written.episodes()))
+    assert found.producers == written.producers
+    assert found.withdrawn is not None and written.withdrawn is not None
+    assert np.array_equal(found.withdrawn, written.withdrawn)
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.long)])

@@ -14,6 +14,7 @@ from m3pc.types import AppendKey, Durability, InputError, Status
 from replay.fs import FS, Disk
 from replay.ledger import BrokenStoreError
 from replay.listing import Producer
+from replay.log import HEAD
 from replay.payload import encode
 from replay.store import Store
 from replay.verify import verify
@@ -160,6 +161,14 @@ def test_without_fsync_the_end_of_the_process_is_survived(path: Path) -> None:
         assert numbers(Store(path)) == [0, 1, 2]
 
 
+def test_without_fsync_an_end_in_order_is_as_safe_as_with_it(path: Path) -> None:
+    fs = SimFS(path.parent)
+    with open_writer(path, replace(ROOMY, durability="os"), fs=fs) as writer:
+        send(writer, range(3))
+    left = fs.after(Loss(random.Random(0), names=False, sectors="old"))
+    assert numbers(Store(path, fs=left)) == [0, 1, 2]
+
+
 # Segments
 
 
@@ -285,6 +294,18 @@ def test_a_full_disk_is_waited_out(path: Path) -> None:
     assert numbers(Store(path, fs=fs)) == [0, 1]
 
 
+def test_a_line_that_did_not_fit_leaves_nothing_in_the_manifest(path: Path) -> None:
+    fs = SimFS(path.parent)
+    with open_writer(path, fs=fs) as writer:
+        fs.fails_at = {fs.calls: errno.ENOSPC}
+        with pytest.raises(OSError, match="planned"):
+            writer.withdraw(3)
+        writer.withdraw(4)
+    assert verify(path, fs=fs) == []
+    with open_writer(path, fs=fs) as writer:
+        assert [event.slot for event in writer.listing.withdrawn] == [4]
+
+
 def test_after_a_failed_sync_the_log_is_left_and_nothing_is_lost(path: Path) -> None:
     fs = SimFS(path.parent)
     writer = open_writer(path, fs=fs)
@@ -396,6 +417,27 @@ def test_rot_in_the_log_stops_the_writer_unless_the_loss_is_accepted(path: Path)
     assert (path / "quarantine" / "000003.log").read_bytes() == rotten
     assert verify(path) == []
     open_writer(path).close()
+
+
+def test_a_line_that_changed_among_others_is_damage_even_without_a_mark(path: Path) -> None:
+    write_live(path)
+    (path / "MARK").unlink()
+    flip(path / "MANIFEST", 400)
+    with pytest.raises(InputError, match="MANIFEST is damaged: line 2 is not what was written"):
+        open_writer(path)
+
+
+def test_a_frame_that_stands_in_the_log_twice_counts_once(path: Path) -> None:
+    with open_writer(path) as writer:
+        send(writer, range(1))
+        one = (path / "log" / "000000.log").stat().st_size
+        send(writer, range(1, 2))
+    (path / "MARK").unlink()
+    with (path / "log" / "000000.log").open("r+b") as file:
+        content = file.read()
+        file.write(content[HEAD.size : one])
+    with open_writer(path):
+        assert numbers(Store(path)) == [0, 1]
 
 
 @pytest.mark.parametrize("how", ["flipped", "missing"])
