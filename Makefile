@@ -23,8 +23,8 @@ quickstart: $(VENV)/.installed
 test: lint redis $(OTHER_ENGINE)/.installed
 	$(BIN)/pytest -n 2 -m "not long"
 
-test-long: $(VENV)/.developer $(OTHER_ENGINE)/.installed
-	$(BIN)/pytest -m long --timeout 5400
+test-long: $(VENV)/.developer redis $(OTHER_ENGINE)/.installed
+	$(BIN)/pytest -n 2 -m long --timeout 5400
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.sampling

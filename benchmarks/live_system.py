@@ -24,7 +24,9 @@ from benchmarks.unprotected import unprotected
 from m3pc.returns import ReturnRule
 from m3pc.types import AppendKey, Status
 from replay.appender import Appender
-from replay.sampler import Sampler
+from replay.mixture import Mixture, Source, fixed
+from replay.sampler import PieceColumns
+from replay.selection import by_pieces
 from replay.store import Store
 from replay.writer import Options, Writer
 
@@ -234,37 +236,27 @@ class Producer:
 # The learner
 
 
-class View:
-    """What the learner sees of the store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.sampler = Sampler(
-            store, length=LENGTH, batch=BATCH, seed=0, returns=ReturnRule(horizon=HORIZON)
-        )
-
-    def later(self) -> "View":
-        return View(self._store.later())
-
-
-def draw(view: View, update: int) -> object:
-    return view.sampler.batch(update)
+def mixture(store: Store) -> Mixture[Any]:
+    """What the learner draws from: every piece of the store alike."""
+    source = Source(name="live", view=store, selection=by_pieces(LENGTH), share=fixed(1.0))
+    columns = PieceColumns(LENGTH, ReturnRule(horizon=HORIZON))
+    return Mixture([source], columns, batch=BATCH, seed=0)
 
 
 def learn(control: Connection, path: Path, protected: bool) -> None:
     with nullcontext() if protected else unprotected():
-        view: View | None = None
+        draws: Mixture[Any] | None = None
         update = 0
         while (order := _next_order(control)) is not None:
-            view = View(Store(path)) if view is None else view.later()
+            draws = mixture(Store(path)) if draws is None else draws.later()
             first, refreshes, refreshing, refresh = update, 0, 0.0, order["refresh"]
             begin, cpu = time.perf_counter(), time.process_time()
             while (now := time.perf_counter()) < begin + order["seconds"]:
                 if refresh and update > first and (update - first) % refresh == 0:
-                    view = view.later()
+                    draws = draws.later()
                     refreshes += 1
                     refreshing += time.perf_counter() - now
-                draw(view, update)
+                draws.batch(update)
                 update += 1
             found = {
                 "updates": update - first,

@@ -26,6 +26,7 @@ from replay.schema import (
 )
 
 FOLDER = "segments"
+CURE = "restore it from a copy, or import the data again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -223,13 +224,9 @@ def check_bytes(fs: FS, folder: Path, entry: FileEntry) -> bytes | mmap.mmap:
     try:
         content = fs.map(path)
     except OSError:
-        raise InputError(
-            f"{path} is missing, but the manifest lists it; import the data again"
-        ) from None
+        raise InputError(f"{path} is missing, but the manifest lists it; {CURE}") from None
     if len(content) != entry.bytes or hashlib.sha256(content).hexdigest() != entry.sha256:
-        raise InputError(
-            f"{path} was changed: it differs from the manifest's SHA-256; import the data again"
-        )
+        raise InputError(f"{path} was changed: it differs from the manifest's SHA-256; {CURE}")
     return content
 
 
@@ -238,17 +235,13 @@ def _map(fs: FS, folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.Record
     try:
         with pa.ipc.open_file(pa.py_buffer(content)) as reader:
             if reader.schema != schema or reader.num_record_batches != 1:
-                raise InputError(
-                    f"{path} has other columns than format {FORMAT}; import the data again"
-                )
+                raise InputError(f"{path} has other columns than format {FORMAT}; {CURE}")
             batch = reader.get_batch(0)
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path} is not readable as Arrow: {error}; import the data again"
-        ) from None
+        raise InputError(f"{path} is not readable as Arrow: {error}; {CURE}") from None
     if any(map(_has_nulls, batch.columns)):
-        raise InputError(f"{path} has rows without a value; import the data again")
+        raise InputError(f"{path} has rows without a value; {CURE}")
     if batch.num_rows != entry.rows:
         raise InputError(f"{path} has {batch.num_rows} rows, the manifest says {entry.rows}")
     return batch

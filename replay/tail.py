@@ -75,8 +75,6 @@ def read_tail(fs: FS, path: Path, listing: Listing, before: Tail | None) -> Tail
     if mark is not None and (mark.log, mark.salt) != (listing.rolls, salt):
         mark = None  # left by a crash, or by a writer that has just begun
     limit = len(content) if mark is None else mark.visible
-    if limit > len(content):
-        raise InputError(f"{name} was cut: it has {len(content)} bytes, {limit} were written")
     if before is None or (before.number, before.salt) != (listing.rolls, salt):
         before = Tail(
             number=listing.rolls,
@@ -88,7 +86,7 @@ def read_tail(fs: FS, path: Path, listing: Listing, before: Tail | None) -> Tail
         )
     found = list(log.frames(content[:limit], before.end, listing.header, salt))
     end = found[-1][1] if found else before.end
-    if mark is not None and end != limit:
+    if mark is not None and end < mark.durable:
         raise InputError(f"{name} was changed: the frame at byte {end} is damaged")
     fresh = [(entry.episode, entry.key) for entry, _ in found if entry.episode is not None]
     chunks = before.chunks

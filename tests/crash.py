@@ -13,11 +13,12 @@ from itertools import count
 from pathlib import Path
 
 from m3pc.types import AppendKey, InputError, Status
+from replay import log
 from replay.payload import encode
 from replay.store import Store
 from replay.writer import Options, Writer
 from tests.episodes import header, numbered
-from tests.sim_fs import SimFS, losses
+from tests.sim_fs import Loss, SimFS, losses
 
 PATH = Path("/disk/store")
 HEADER = header(horizon=60)
@@ -321,3 +322,21 @@ def explore_states(seed: int, enough: int, *, length: int = 12, deeper: float = 
         if explorer.states >= enough:
             return explorer
     raise AssertionError("unreachable")
+
+
+def explore_rot(seed: int, flips: int) -> None:
+    """Single bits that change in a log at rest: opening it refuses, or nothing is different."""
+    rng = random.Random(seed)
+    play = Play(seed)
+    play.run(["group", "rubbish", "append"])
+    path = PATH / log.FOLDER / log.file_name(0)
+    good = play.fs.read(path)
+    for _ in range(flips):
+        fs = play.fs.after(Loss(rng, names=True, sectors="new"))
+        bit = rng.randrange(8 * len(good))
+        fs.append(path).write_at(bit // 8, bytes([good[bit // 8] ^ 1 << bit % 8]))
+        try:
+            writer = open_writer(fs, rng)
+        except InputError:
+            continue
+        _compare(stored(fs), play.history, writer)

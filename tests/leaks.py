@@ -12,8 +12,9 @@ import pytest
 
 from m3pc.types import Ack
 from replay import manifest
-from replay.fs import FS, Disk, DiskFile
+from replay.fs import Disk, DiskFile
 from replay.log import Entry
+from replay.manifest import Parsed
 from replay.mark import Mark
 from replay.producers import Producers
 from replay.store import Store
@@ -55,14 +56,15 @@ def files_not_closed(patch: Patch) -> None:
 
 
 def manifests_kept(patch: Patch) -> None:
-    read = manifest.read
-    kept: list[bytes] = []
+    """As the reader has parsed them."""
+    parse = manifest.parse
+    kept: list[Parsed] = []
 
-    def careless(fs: FS, folder: Path) -> bytes:
-        kept.append(read(fs, folder))
+    def careless(content: bytes, path: Path) -> Parsed:
+        kept.append(parse(content, path))
         return kept[-1]
 
-    patch.setattr(manifest, "read", careless)
+    patch.setattr(manifest, "parse", careless)
 
 
 def views_kept(patch: Patch) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from m3pc.types import InputError
-from tests.crash import OPTIONS, Explorer, Play, explore_states
+from tests.crash import OPTIONS, Explorer, Play, explore_rot, explore_states
 from tests.seeded_bugs import BUGS
 
 SHORT = ("append", "rubbish", "roll", "drop", "full", "reopen")
@@ -26,7 +26,12 @@ def test_twenty_thousand_power_losses() -> None:
 def test_known_mistakes_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[bug](monkeypatch)
     with pytest.raises(AssertionError):
+        explore_rot(seed=0, flips=300)
         explore_states(seed=0, enough=6_000)
+
+
+def test_rot_in_a_log_is_refused() -> None:
+    explore_rot(seed=0, flips=300)
 
 
 def explore_all(length: int) -> int:

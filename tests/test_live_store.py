@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from m3pc.types import AppendKey, InputError
+from m3pc.types import AppendKey, Durability, InputError
 from replay.payload import encode
 from replay.store import Store
 from replay.writer import Writer
@@ -163,6 +163,23 @@ def test_without_its_mark_a_store_is_read_to_the_last_whole_frame(
     with (path / "log" / "000003.log").open("r+b") as file:
         file.truncate(file.seek(0, 2) - 3)
     assert numbers(Store(path)) == list(range(4, 15))
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_a_log_shorter_than_its_mark_is_damage_where_it_was_synced(
+    durability: Durability, path: Path
+) -> None:
+    """Without fsync a power loss may do that, and no promise is broken."""
+    writer = open_writer(path, replace(ROOMY, durability=durability))
+    send(writer, range(3))
+    with (path / "log" / "000000.log").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - 30)
+    if durability == "os":
+        assert numbers(Store(path)) == [0, 1]
+    else:
+        with pytest.raises(InputError, match=r"000000\.log was changed"):
+            Store(path)
+    writer._unlock()
 
 
 def test_a_log_of_another_store_is_refused(path: Path, tmp_path: Path) -> None:

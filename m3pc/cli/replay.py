@@ -170,7 +170,7 @@ def _without_producer(path: Path, text: str) -> Plan:
     from replay.segment import withdrawn
     from replay.survey import survey
 
-    words = re.fullmatch(r"([0-9]{1,10})(?::([0-9]{1,18}))?", text)
+    words = re.fullmatch(r"([0-9]{1,10})(?::([0-9]{1,19}))?", text)
     if words is None:
         raise InputError(f"--producer is {text!r}; give SLOT or SLOT:INCARNATION, such as 3:0")
     slot, incarnation = int(words[1]), None if words[2] is None else int(words[2])
