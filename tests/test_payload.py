@@ -20,7 +20,7 @@ from tests.episodes import same
 
 STATES, ACTIONS, STEPS = 3, 2, 5
 HEADER = Header(states=STATES, actions=ACTIONS, horizon=8, env=None, source={})
-FUZZED = 2_000
+FUZZED = 10_000
 
 
 def episode(steps: int = STEPS) -> Episode:
