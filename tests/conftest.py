@@ -14,6 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 if TYPE_CHECKING:
     from replay.store import Store
+    from tests.coordinators import Place
     from tests.redis_server import RedisServer
     from tests.small_run import Watched
 
@@ -59,3 +60,18 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RedisSer
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
+
+
+@pytest.fixture(params=["file", "redis"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator["Place"]:
+    """Where the clients of a coordinator meet: in a file, in a Redis."""
+    from tests.coordinators import InFile, InRedis
+
+    found: Place
+    if request.param == "file":
+        found = InFile(tmp_path)
+    else:
+        server: RedisServer = request.getfixturevalue("redis_server")
+        found = InRedis(tmp_path, server, run=tmp_path.name)
+    yield found
+    found.close()

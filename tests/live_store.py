@@ -10,6 +10,7 @@ from m3pc.types import AppendKey, Episode, Status
 from replay.payload import encode
 from replay.writer import Writer
 from tests.episodes import header, numbered
+from tests.live_writer import ROOMY
 from tests.shared_data import ROOT
 
 KILLED = -9
@@ -28,7 +29,7 @@ FILES = [
 
 def fill(path: Path) -> Writer:
     """The store, still open."""
-    writer = Writer(path, header())
+    writer = Writer(path, header(), ROOMY)
     for k, (key, episode) in enumerate(EPISODES.items()):
         assert writer.append(key, encode(episode)).status is Status.DURABLE
         if k in (1, 3):

@@ -16,7 +16,7 @@ from replay.scrubber import Scrubber
 from replay.store import Store
 from replay.verify import verify
 from replay.writer import Request, Writer
-from tests.live import HEADER, ROOMY, episode, numbers, open_writer, send
+from tests.live_writer import HEADER, ROOMY, episode, numbers, open_writer, send
 from tests.sim_fs import SimFS
 
 

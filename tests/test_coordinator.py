@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,23 +15,10 @@ import pytest
 from m3pc.coordinator.generations import next_generation
 from m3pc.coordinator.keeper import GENERATION_BITS
 from m3pc.types import Coordinator, Floor, InputError, Lease, Published, Version
-from tests.coordinators import InFile, InRedis, Place, pointer
-from tests.redis_server import RedisServer
+from tests.coordinators import Place, pointer
 
 OK, STALE, FENCED = Published.OK, Published.STALE, Published.FENCED
 SECOND = 1 << GENERATION_BITS  # the numbers after the first loss are above this
-
-
-@pytest.fixture(params=["file", "redis"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    place: Place
-    if request.param == "file":
-        place = InFile(tmp_path)
-    else:
-        server: RedisServer = request.getfixturevalue("redis_server")
-        place = InRedis(tmp_path, server, run=tmp_path.name)
-    yield place
-    place.close()
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from replay.store import Store, write_store
 from replay.transitions import StepColumns
 from replay.writer import Writer
 from tests.episodes import numbered
-from tests.live import HEADER, episode, open_writer, send
+from tests.live_writer import HEADER, episode, open_writer, send
 
 LENGTH = 4
 RULE = ReturnRule(horizon=100)

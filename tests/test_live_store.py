@@ -12,7 +12,7 @@ from m3pc.types import AppendKey, Durability, InputError
 from replay.payload import encode
 from replay.store import Store
 from replay.writer import Writer
-from tests.live import HEADER, ROOMY, episode, numbers, open_writer, send, write_live
+from tests.live_writer import HEADER, ROOMY, episode, numbers, open_writer, send, write_live
 
 SMALL = replace(ROOMY, segment_bytes=1500)
 

@@ -1,9 +1,7 @@
 """A run whose coordinator forgets everything: no trajectory, no weights and no number is lost."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from m3pc.files import sha256
 from m3pc.run.floor import WEIGHTS, disk_floor, weights_path
@@ -11,21 +9,8 @@ from m3pc.types import AppendKey, Coordinator, Floor, Pointer, Published, Status
 from replay.payload import encode
 from replay.store import Store
 from replay.writer import Writer
-from tests.coordinators import InFile, InRedis, Place
-from tests.live import episode, numbers, open_writer
-from tests.redis_server import RedisServer
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    found: Place
-    if request.param == "sqlite":
-        found = InFile(tmp_path)
-    else:
-        server: RedisServer = request.getfixturevalue("redis_server")
-        found = InRedis(tmp_path, server, run=tmp_path.name)
-    yield found
-    found.close()
+from tests.coordinators import Place
+from tests.live_writer import episode, numbers, open_writer
 
 
 def publish(run: Path, coordinator: Coordinator, version: Version) -> Pointer:

@@ -3,11 +3,14 @@
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from m3pc.cli import app
+from m3pc.types import Status
+from tests.episodes import header, numbered
 from tests.live_store import closed
 from tests.shared_data import ROOT
 
@@ -39,6 +42,20 @@ def test_each_make_target_exists() -> None:
 def test_each_linked_file_exists() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_an_episode_is_appended_as_the_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (code,) = (block for block in blocks if "store.append" in block)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"header": header(), "episode": numbered(0, 5)}
+    exec(code, names)
+    assert names["ack"].status in ("durable", "retry later")  # the second where a disk is full
+    statuses = re.search(r"`ack.status` is (.*?);", README, re.DOTALL)
+    assert statuses is not None
+    assert re.findall("`([a-z ]+)`", statuses[1]) == [*Status]
 
 
 EXAMPLES = [

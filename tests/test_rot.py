@@ -14,7 +14,7 @@ from replay.store import Store
 from replay.verify import verify
 from tests.episodes import same
 from tests.fuzz_runner import mutate
-from tests.live import HEADER, open_writer, write_live
+from tests.live_writer import HEADER, open_writer, write_live
 from tests.sim_fs import Loss, SimFS
 
 PATH = Path("/disk/store")

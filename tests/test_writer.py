@@ -21,7 +21,7 @@ from replay.verify import verify
 from replay.writer import Options, Writer
 from tests.episodes import header
 from tests.foreign_files import write_small_store
-from tests.live import ROOMY, episode, numbers, open_writer, send, write_live
+from tests.live_writer import ROOMY, episode, numbers, open_writer, send, write_live
 from tests.sim_fs import Loss, SimFS
 
 FIRST = encode(episode(0))

@@ -1,4 +1,4 @@
-"""Small live stores for tests."""
+"""Writers of live stores, to which episodes are sent by number."""
 
 from pathlib import Path
 
