@@ -126,6 +126,21 @@ def test_minari_gives_back_the_same_episodes(m3pc: Command, tmp_path: Path) -> N
     assert (back.header.horizon, back.header.env) == (10, None)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "minari"])
+def test_relative_paths_are_taken_from_where_one_stands(
+    kind: str, m3pc: Command, live: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(live.parent)
+    done = m3pc("replay", "export", "live", "out", "--format", kind)
+    assert (done.code, done.out.split(";")[0]) == (0, "out: 6 episodes, 45 steps")
+    files = {path.name for path in (live.parent / "out").rglob("*") if path.is_file()}
+    assert files == (
+        {"steps.parquet", "episodes.parquet"}
+        if kind == "parquet"
+        else {"main_data.hdf5", "metadata.json"}
+    )
+
+
 def test_the_shipped_set_survives_minari(m3pc: Command, tmp_path: Path) -> None:
     shipped = "shipped:hopper-medium-replay"
     assert m3pc("replay", "export", shipped, tmp_path / "out", "--format", "minari").code == 0

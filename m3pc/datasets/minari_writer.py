@@ -35,6 +35,7 @@ def write_minari(folder: Path, content: Content) -> None:
     import minari
     from minari.dataset.minari_storage import MinariStorage
 
+    folder = folder.absolute()  # Minari would take a relative path twice
     folder.mkdir(exist_ok=True)
     one = np.ones(content.actions, np.float32)
     everywhere = np.full(content.states, np.inf, np.float32)
