@@ -1,7 +1,9 @@
 """Readers of a store that grows: what they see is whole, in order, and cheap to see again."""
 
+import mmap
 import multiprocessing
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from m3pc.types import AppendKey, Durability, InputError
-from replay.payload import encode
+from replay.fs import Disk
 from replay.store import Store
 from replay.writer import Writer
 from tests.live_writer import HEADER, ROOMY, episode, numbers, open_writer, send, write_live
@@ -182,18 +184,52 @@ def test_a_log_shorter_than_its_mark_is_damage_where_it_was_synced(
     writer._unlock()
 
 
-def test_a_log_of_another_store_is_refused(path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", ["header", "number"])
+def test_a_log_of_another_store_is_refused(other: str, path: Path, tmp_path: Path) -> None:
+    """Of one with other settings and as many segments; of one with the same and fewer."""
     write_live(path)
-    other = write_live(tmp_path / "other")
-    shutil.copy(other / "log" / "000003.log", path / "log" / "000003.log")
-    shutil.copy(other / "MARK", path / "MARK")
-    assert numbers(Store(path)) == list(range(4, 16))  # the same store in every byte but the salt
-    header = HEADER.model_copy(update={"horizon": 99})
-    with Writer(tmp_path / "third", header, ROOMY) as writer:
-        writer.append(AppendKey(0, 0, 0), encode(episode(0)))
-    shutil.copy(tmp_path / "third" / "log" / "000000.log", path / "log" / "000003.log")
+    header = HEADER.model_copy(update={"horizon": 99}) if other == "header" else HEADER
+    with Writer(tmp_path / "other", header, ROOMY) as writer:
+        for number in range(3 if other == "header" else 0):
+            send(writer, range(number, number + 1))
+            writer.roll()
+    (log,) = (tmp_path / "other" / "log").iterdir()
+    shutil.copy(log, path / "log" / "000003.log")
     with pytest.raises(InputError, match="head is not that of this store"):
         Store(path)
+
+
+def test_what_is_written_and_not_yet_acknowledged_is_not_seen(path: Path) -> None:
+    with open_writer(path) as writer:
+        send(writer, range(2))
+        before = (path / "MARK").read_bytes()
+        send(writer, range(2, 3))
+        (path / "MARK").write_bytes(before)
+        assert numbers(Store(path)) == [0, 1]
+
+
+class Overtaken(Disk):
+    """Something happens right after the manifest was read for the first time."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        self._happens: Callable[[], None] | None = happens
+
+    def map(self, path: Path) -> bytes | mmap.mmap:
+        content = super().map(path)
+        if path.name == "MANIFEST" and self._happens:
+            happens, self._happens = self._happens, None
+            content = bytes(content)
+            happens()
+        return content
+
+
+def test_what_changes_while_a_reader_looks_is_seen_by_the_next_look(path: Path) -> None:
+    with open_writer(path) as writer:
+        send(writer, range(2))
+        store = Store(path, fs=Overtaken(lambda: writer.withdraw(0)))
+        assert store.withdrawn is None
+        found = store.later().withdrawn
+        assert found is not None and found.tolist() == [True, True]
 
 
 def grow(path: Path, count: int, stop: "multiprocessing.synchronize.Event") -> None:

@@ -13,8 +13,9 @@ import pytest
 from m3pc.types import AppendKey, Durability, InputError, Status
 from replay.fs import FS, Disk
 from replay.ledger import BrokenStoreError
-from replay.listing import Producer
+from replay.listing import Producer, add_up
 from replay.log import HEAD
+from replay.manifest import FileEntry, Roll
 from replay.payload import encode
 from replay.store import Store
 from replay.verify import verify
@@ -316,6 +317,28 @@ def test_after_a_failed_sync_the_log_is_left_and_nothing_is_lost(path: Path) -> 
     left = fs.after(Loss(random.Random(0), names=False, sectors="old"))
     with open_writer(path, fs=left):
         assert numbers(Store(path, fs=left)) == [0, 1, 2]
+
+
+def test_a_sync_that_fails_for_lack_of_room_is_no_better(path: Path) -> None:
+    """Its bytes may be gone for good: what is sent again must not rely on them."""
+    fs = SimFS(path.parent)
+    writer = open_writer(path, fs=fs)
+    send(writer, range(2))
+    fs.fails_at = {fs.calls + 1: errno.ENOSPC}
+    assert send(writer, range(2, 4))[-1].status is Status.DURABLE
+    assert writer.listing.rolls == 1
+    left = fs.after(Loss(random.Random(0), names=False, sectors="old"))
+    with open_writer(path, fs=left):
+        assert numbers(Store(path, fs=left)) == [0, 1, 2, 3]
+
+
+def test_a_segment_bears_the_number_of_its_log() -> None:
+    entry = FileEntry(name="000001.steps.arrow", rows=1, bytes=1, sha256="0" * 64)
+    other = entry.model_copy(update={"name": "000000.episodes.arrow"})
+    live = header().model_copy(update={"event": "live"})
+    roll = Roll(number=0, steps=entry, episodes=other, refused=0, producers=[])
+    with pytest.raises(InputError, match="does not fit what comes before"):
+        add_up([live, roll], Path("MANIFEST"))
 
 
 def test_a_disk_that_fails_twice_breaks_the_store_until_it_is_opened_again(path: Path) -> None:
