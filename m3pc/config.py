@@ -376,7 +376,7 @@ def _model_conflicts(config: Config) -> Iterator[str]:
         )
     for path, weights in (("masks.mixture", masks.mixture), ("masks.pivot", masks.pivot)):
         if not any(weights.model_dump().values()):
-            yield f"{path} has no weight above 0; give at least one"
+            yield _no_weight(path, weights)
 
 
 def _learning_conflicts(config: Config) -> Iterator[str]:
@@ -402,7 +402,7 @@ def _learning_conflicts(config: Config) -> Iterator[str]:
             " give 1, or set returns.mode to sum, for an average is not discounted"
         )
     if not any(config.loss.weights.model_dump().values()):
-        yield "loss.weights has no weight above 0; give at least one"
+        yield _no_weight("loss.weights", config.loss.weights)
     if not online.updates_per_step and not online.updates_per_episode:
         yield "online.updates_per_step is 0; give more, or set online.updates_per_episode above 0"
     if replay.online_after > replay.online_transitions:
@@ -410,3 +410,8 @@ def _learning_conflicts(config: Config) -> Iterator[str]:
             f"replay.online_after is {replay.online_after}; give at most"
             f" replay.online_transitions = {replay.online_transitions}"
         )
+
+
+def _no_weight(path: str, weights: Section) -> str:
+    names = ", ".join(f"{path}.{name}" for name in type(weights).model_fields)
+    return f"{path} has no weight above 0; give at least one to {names}"

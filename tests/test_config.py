@@ -274,6 +274,12 @@ def test_any_text_for_a_field_gives_a_config_or_an_error_that_names_it(
     _accepted_or_named(path, text)
 
 
+@pytest.mark.parametrize("path", sorted(settings()))
+def test_common_numbers_for_a_field_do_the_same(path: str) -> None:
+    for text in ("0", "1", "2", "-1", "1000000000", "0.0", "0.5", "1e-9", "true", "[]", "null"):
+        _accepted_or_named(path, text)
+
+
 @UNTIMED
 @given(
     st.sampled_from(sorted(settings())),
