@@ -101,6 +101,19 @@ def test_no_mutant_passes_for_the_file(kind: str, count: int, disk: SimFS) -> No
         assert_noticed(changed(disk, path, mutant), disk, path)
 
 
+@pytest.mark.parametrize("kind", ["log", "manifest"])
+def test_bytes_that_a_crash_left_at_the_end_are_named_and_removed_by_a_writer(kind: str) -> None:
+    fs = SimFS(PATH.parent)
+    write_live(PATH, fs=fs, close=False)
+    good = fs.read(FILES[kind])
+    torn = changed(fs, FILES[kind], good + b"half a")
+    (finding,) = verify(PATH, fs=torn)
+    assert (finding.file, finding.what[:7]) == (FILES[kind], "6 bytes")
+    open_writer(PATH, fs=torn).close()
+    assert verify(PATH, fs=torn) == []
+    assert_refused_or_the_same(torn, fs)
+
+
 def fixed_log(content: bytes, salt: bytes) -> bytes:
     """The same with checksums that fit wherever something like a frame stands."""
     found, place = bytearray(content), log.HEAD.size
