@@ -133,6 +133,19 @@ class Disk:
         return lambda: os.close(descriptor)
 
 
+def write_file(fs: FS, path: Path, parts: Sequence[bytes | memoryview]) -> None:
+    """A new file with this content: it is on the disk, its name is not yet. What a former trial
+    left under the name is gone."""
+    if path.name in fs.names(path.parent):
+        fs.unlink(path)
+    file = fs.create(path)
+    try:
+        file.write(parts)
+        file.sync()
+    finally:
+        file.close()
+
+
 def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
     """Without joining them. The system may take fewer bytes than it is given."""
     rest = deque(memoryview(part).cast("B") for part in parts)

@@ -1,5 +1,6 @@
 """The manifest of a live store while it grows: a line is on the disk, or the store is broken."""
 
+import errno
 from pathlib import Path
 
 from replay import manifest
@@ -22,6 +23,8 @@ class Ledger:
     def record(self, event: AnyEvent) -> None:
         """Append a line. OSError: there is none; BrokenStoreError: who knows."""
         line = manifest.encode([event], self._crc)
+        if self.size + len(line) > manifest.LARGEST:  # nobody would read it any more
+            raise OSError(errno.EFBIG, "the manifest is full; go on with another store")
         try:
             self._file.write([line])
         except OSError:

@@ -30,7 +30,7 @@ FRAME = struct.Struct("<4sIIHHQQqqII")
 CHECKED = 8  # bytes before those that a checksum covers
 SKIPPED = 4  # bit of `ended`, beside TERMINATED and TRUNCATED
 REASONS: tuple[Code, ...] = get_args(Code)
-SALT = 8  # bytes
+SALT, SALT_AT = 8, 16  # bytes; where they stand in the head
 
 Salts = Callable[[int], bytes]  # `os.urandom`, or its stand-in
 

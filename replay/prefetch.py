@@ -6,7 +6,6 @@ from collections.abc import Callable
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
 B = TypeVar("B")
@@ -55,12 +54,7 @@ class Prefetch(Generic[B]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def take(self, timeout: float = 60.0) -> B:
@@ -85,7 +79,7 @@ class Prefetch(Generic[B]):
         self._free.put(None)
         self._thread.join(timeout)
         if self._thread.is_alive():
-            log.warning("event=prefetch_stuck waited_s=%s", timeout)
+            log.warning("event=prefetch-stuck waited_s=%s", timeout)
 
     def _wait(self, timeout: float) -> B | Exception:
         start = self._clock()

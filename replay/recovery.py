@@ -13,7 +13,7 @@ from pathlib import Path
 from m3pc.types import InputError
 from replay import log as logs
 from replay import manifest
-from replay.fs import ASIDE, FS
+from replay.fs import ASIDE, FS, write_file
 from replay.listing import Listed, Listing, Producer, Tally
 from replay.log import Entry, Log, Salts
 from replay.manifest import DamagedError, Header
@@ -127,7 +127,7 @@ def _is_new(entry: Entry, producers: dict[int, Producer]) -> bool:
 
 def _salvage(content: bytes, listing: Listing) -> list[Entry]:
     """Every frame that is whole, wherever it stands. The head may be damaged; its salt is tried."""
-    salt = content[16 : 16 + logs.SALT]
+    salt = content[logs.SALT_AT : logs.SALT_AT + logs.SALT]
     producers, entries, place = dict(listing.producers), [], logs.HEAD.size
     while (place := content.find(logs.FRAME_MAGIC, place)) >= 0:
         found = logs.frame(content, place, listing.header, salt)
@@ -212,10 +212,7 @@ def set_aside(fs: FS, path: Path, name: str) -> None:
 
 def keep(fs: FS, path: Path, name: str, content: bytes) -> None:
     """A copy of damaged bytes, for whoever wants to look at them."""
-    file = fs.create(path / QUARANTINE / _free(fs, path, name))
-    file.write([content])
-    file.sync()
-    file.close()
+    write_file(fs, path / QUARANTINE / _free(fs, path, name), [content])
     fs.sync_folder(path / QUARANTINE)
 
 
@@ -229,14 +226,7 @@ def _free(fs: FS, path: Path, name: str) -> str:
 def replace(fs: FS, path: Path, content: bytes) -> None:
     """Give a file new content; after a crash it has the old or the new one."""
     aside = path.with_name(path.name + ASIDE)
-    if aside.name in fs.names(path.parent):
-        fs.unlink(aside)
-    file = fs.create(aside)
-    try:
-        file.write([content])
-        file.sync()
-    finally:
-        file.close()
+    write_file(fs, aside, [content])
     fs.rename(aside, path)
     fs.sync_folder(path.parent)
 

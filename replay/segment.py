@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from m3pc.types import AppendKey, Episode, Floats, InputError, Integers
-from replay.fs import ASIDE, FS
+from replay.fs import ASIDE, FS, write_file
 from replay.listing import Listed, Listing
 from replay.manifest import FileEntry, Header, Withdraw
 from replay.schema import (
@@ -181,15 +181,7 @@ def _write(fs: FS, path: Path, batch: pa.RecordBatch) -> FileEntry:
     sink = Parts()
     with pa.ipc.new_file(pa.PythonFile(sink, "w"), batch.schema) as writer:
         writer.write_batch(batch)
-    aside = path.with_name(path.name + ASIDE)
-    if aside.name in fs.names(path.parent):
-        fs.unlink(aside)
-    file = fs.create(aside)
-    try:
-        file.write(sink.parts)
-        file.sync()
-    finally:
-        file.close()
+    write_file(fs, path.with_name(path.name + ASIDE), sink.parts)
     digest = hashlib.sha256()
     for part in sink.parts:
         digest.update(part)

@@ -97,7 +97,8 @@ class Store:
 
     @property
     def checksum(self) -> str:
-        """SHA-256 of the manifest, which holds the SHA-256 of everything else, and of the log."""
+        """SHA-256 of the manifest, which holds the SHA-256 of every segment, and of what tells the
+        open log from all others: its salt and its length."""
         digest = hashlib.sha256(self._manifest)
         if self._tail is not None:
             digest.update(self._tail.salt + self._tail.end.to_bytes(8, "little"))

@@ -147,7 +147,7 @@ def test_closing_waits_a_while_for_the_batch_that_is_drawn_and_draws_no_other(
     with Prefetch(draws, first=0, ahead=5) as prefetch:
         draws.wait_for(1)
         prefetch.close(timeout=0.001)
-        assert "event=prefetch_stuck" in caplog.text
+        assert "event=prefetch-stuck" in caplog.text
         draws.tickets.release(10)
     assert draws.started == [0]
     with pytest.raises(RuntimeError, match="closed"):

@@ -147,7 +147,7 @@ def test_more_segments_than_16_bits_can_number_are_told_apart() -> None:
 
 def test_the_replay_package_never_loads_torch() -> None:
     code = (
-        "import replay.buffers, replay.limiter, replay.prefetch, replay.statistics, sys; "
+        "import replay.buffers, replay.gate, replay.prefetch, replay.statistics, sys; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -222,7 +222,7 @@ class Keeper:
             generation = next_generation(self._generations, least)
             log.log(
                 logging.WARNING if generation else logging.INFO,  # the first is no loss
-                "coordinator rebuilt where=%s generation=%d records=%d reason=%r",
+                "event=coordinator-rebuilt where=%s generation=%d records=%d reason=%r",
                 self._table.where,
                 generation,
                 len(records),
@@ -245,7 +245,7 @@ def _readable(found: Contents) -> Records:
             try:
                 records[kind, name] = KINDS[kind].open(name, text)
             except DamagedError as damage:
-                log.warning("coordinator record dropped reason=%r", str(damage))
+                log.warning("event=coordinator-record-dropped reason=%r", str(damage))
     return records
 
 

@@ -243,7 +243,7 @@ class RedisTable:
             except exceptions.RedisError as error:
                 problem = f"{type(error).__name__}: {self._without_password(error)}"
             log.warning(
-                "coordinator attempt failed where=%s script=%s attempt=%d error=%r",
+                "event=coordinator-attempt-failed where=%s script=%s attempt=%d error=%r",
                 self.where,
                 script,
                 attempt,

@@ -204,7 +204,10 @@ def _move_aside(path: Path, problem: str) -> None:
         if part.exists():
             part.rename(path.with_name(f"{path.name}.damaged-{number}{companion}"))
     log.error(
-        "coordinator file damaged path=%s moved_to=damaged-%d reason=%r", path, number, problem
+        "event=coordinator-file-damaged path=%s moved_to=damaged-%d reason=%r",
+        path,
+        number,
+        problem,
     )
 
 
