@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from m3pc.types import InputError
 from replay.limiter import Limiter, Limits, limits
 
-SOON, NEVER = 30.0, 1e6  # seconds: only a failure waits so long
-
 
 def band(low: float, high: float, **fields: Any) -> Limits:
     plain: dict[str, Any] = {
