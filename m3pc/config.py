@@ -18,6 +18,9 @@ Part = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Ratio = Annotated[float, Field(ge=0, le=10)]
+Gpus = Annotated[float, Field(ge=0, le=16)]
+Wait = Annotated[float, Field(ge=0, le=10)]  # seconds
+Patience = Annotated[float, Field(ge=0.1, le=3600)]  # seconds
 
 
 def _field(default: object, meaning: str) -> Any:
@@ -295,6 +298,36 @@ class OnlineConfig(Section):
     updates_per_step: Annotated[float, Field(ge=0, le=1000)] = _field(0.2, "owed per step")
     updates_per_episode: CountOrZero = _field(0, "owed per episode, on top")
     critic_updates: CountOrZero = _field(10, "critic updates per update of the model")
+    slack: CountOrZero = _field(2_000, "steps that either side may run ahead, beyond need")
+    publish_every: Count = _field(20, "updates of the model between two published versions")
+    checkpoint_every: Count = _field(500, "updates of the model between two checkpoints")
+    keep: Count = _field(3, "checkpoints and versions kept")
+    stale_after: Count = _field(500, "updates behind the learner that make a policy old")
+    pause_after: Count = _field(5_000, "updates behind the learner that stop acting by it")
+    without_actors: Literal["wait", "continue_offline"] = _field(
+        "wait", "what the learner does when nothing is collected for a minute"
+    )
+
+
+class FleetConfig(Section):
+    """The processes of an online run, and how long they wait for each other."""
+
+    actors: CountOrZero = _field(2, "rollout processes")
+    envs_per_actor: Few = _field(4, "environments in each: half step while half are planned")
+    planners: Few = _field(1, "planner servers")
+    learners: Few = _field(1, "learner processes that share each batch")
+    planner_gpus: Gpus = _field(0.0, "GPUs that each planner server holds")
+    learner_gpus: Gpus = _field(0.0, "GPUs that each learner holds")
+    batch: Count = _field(64, "environments that a planner server answers together at most")
+    batch_wait: Wait = _field(0.002, "seconds that a batch waits for company")
+    queue: Count = _field(1024, "environments that may wait for a planner server")
+    deadline: Patience = _field(10.0, "seconds for an answer of a planner server or of the store")
+    step_timeout: Patience = _field(30.0, "seconds after which an environment's step has hung")
+    unacked: Few = _field(32, "episodes of an actor that may wait for the store")
+    durability: Literal["fsync", "os"] = _field(
+        "fsync", "an acknowledged episode survives power loss, or the death of any process"
+    )
+    keep_episodes: CountOrZero = _field(0, "collected episodes kept at least; 0 keeps all")
 
 
 class EvaluationConfig(Section):
@@ -338,6 +371,7 @@ class Config(Section):
     critic: CriticConfig = CriticConfig()
     replay: ReplayConfig = ReplayConfig()
     online: OnlineConfig = OnlineConfig()
+    fleet: FleetConfig = FleetConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     compute: ComputeConfig = ComputeConfig()
 

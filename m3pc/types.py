@@ -3,6 +3,7 @@
 B batch, L steps of an episode, T of a piece, S state, A action, E environments.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
+
+EPOCH_SHIFT = 40  # bits of a version's number: 10^12 updates, and 2^23 epochs fit an int64
 
 LOG_STD_RANGE = (-20.0, 2.0)  # of behaviour policies, as in the SAC that recorded D4RL
 
@@ -38,7 +41,10 @@ class Episode:
     terminated: bool  # the task ended it: nothing follows the last state
     truncated: bool  # the clock ended it: the last state could have gone on
     seed: int = -1  # of the environment's reset; -1 where nobody knows
-    version: int = -1  # of the policy that acted; -1 where it has none
+    version: int = -1  # of the policy at the first step (`Version.packed`); -1 where it has none
+    last_version: int = -1  # of the policy at the last step
+    condition: float = math.nan  # return asked for at the first step; NaN where none was
+    utility: float = math.nan  # mean over the steps; NaN without planning
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -123,6 +129,30 @@ class Planner(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request to a planner server: what it answers is a Decision, or a Refusal."""
+
+    window: Window
+    mode: str | None = None  # one of `config.MODES`; None: as the weights are configured
+    ratio: float | None = None  # times the best return; None: as the weights are configured
+    explore: bool = False
+
+
+class Refused(StrEnum):
+    RETRY_LATER = "retry"  # too many wait already: ask again
+    LATE = "late"  # its deadline passed before it was computed: ask again
+    BAD = "bad"  # never, whatever the number of trials
+    FAILED = "failed"  # the planner's own fault: ask again, perhaps another one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    why: Refused
+    reason: str
+    wait: float = 0.0  # seconds before it makes sense to ask again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionBatch(Generic[X]):
     """B single steps, for a critic."""
 
@@ -141,8 +171,17 @@ class TransitionBatch(Generic[X]):
 class Version:
     """Of published weights: first by the learner's start, then by its count."""
 
-    epoch: int  # from `new_epoch`
-    number: int
+    epoch: int  # from `new_epoch`; 0 for what was learnt offline
+    number: int  # updates of the model in this run
+
+    @property
+    def packed(self) -> int:
+        """One number that an episode carries, in the same order."""
+        return self.epoch << EPOCH_SHIFT | self.number
+
+    @classmethod
+    def unpacked(cls, packed: int) -> "Version":
+        return cls(epoch=packed >> EPOCH_SHIFT, number=packed & ((1 << EPOCH_SHIFT) - 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
