@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it when it is imported
 
 if TYPE_CHECKING:
     from replay.store import Store
@@ -60,6 +61,23 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RedisSer
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """A Ray of this worker's own, with logical GPUs. Tests that use it bear `@pytest.mark.ray`,
+    so that one worker runs them all. Actors are named, and killed by who made them."""
+    from m3pc.run.ray_node import connected
+
+    with connected(namespace="tests", cpus=8, gpus=2):
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture(params=["file", "redis"])

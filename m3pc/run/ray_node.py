@@ -1,0 +1,117 @@
+"""A connection to Ray: a private cluster on this machine, or one that runs already."""
+
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from m3pc.types import InputError
+
+# Ray replaces 127.0.0.1 and localhost by an address that others can reach.
+LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
+CONNECT_SECONDS = 5.0
+OBJECT_STORE = 256 << 20  # bytes; what lasts is in files, and messages are small
+# Ray reads these when it is imported or when a process of it starts. What a user has set stays.
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "10",
+    "RAY_worker_num_grpc_internal_threads": "1",
+    "RAY_ROTATION_MAX_BYTES": "20000000",
+    "RAY_ROTATION_BACKUP_COUNT": "2",
+    "RAY_memory_usage_threshold": "0.95",
+}
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def connected(
+    address: str | None = None, *, namespace: str, cpus: int | None = None, gpus: int | None = None
+) -> Iterator[None]:
+    """Connect for as long as the block runs. Without an address: to a cluster of its own, which
+    only holders of its token can use and which ends with the block."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    if address is not None:
+        _require_listener(address)
+        with _session(address=address, namespace=namespace):
+            yield
+        return
+    with _private_folder() as folder, _token(folder / "token"):
+        options = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": OBJECT_STORE}
+        place = {"_node_ip_address": LOOPBACK, "_temp_dir": str(folder / "r")}
+        own: dict[str, Any] = {"address": "local", "include_dashboard": False, **options, **place}
+        with _session(namespace=namespace, **own):
+            yield
+
+
+@contextmanager
+def _session(**options: Any) -> Iterator[None]:
+    import ray
+
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise InputError(_no_connection(options["address"], error)) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return  # "auto", which Ray finds or not at once
+    try:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise InputError(_no_connection(address, error)) from None
+
+
+def _no_connection(address: str, error: Exception) -> str:
+    return (
+        f"no connection to Ray at {address!r}: {error}; start a cluster with `ray start --head`, "
+        "give its address and, where it asks for one, a token file in RAY_AUTH_TOKEN_PATH"
+    )
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """With a short name: Ray puts sockets into it, whose paths may have 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="m3pc-", dir="/tmp"))  # made for its owner alone
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _token(path: Path) -> Iterator[None]:
+    """Token authentication for the processes of this block."""
+    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
+        raise InputError("Ray was imported without RAY_AUTH_MODE=token; set it before that")
+    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
