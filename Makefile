@@ -21,10 +21,12 @@ quickstart: $(VENV)/.installed
 	$(BIN)/m3pc evaluate $(QUICK) --planner rcbc@0.4 --planner m@1 --planner q@1 --episodes 10 --seed 7
 
 test: lint redis $(OTHER_ENGINE)/.installed
-	$(BIN)/pytest -n 2 -m "not long"
+	$(BIN)/pytest -n 2 -m "not long and not ray"
+	$(BIN)/pytest -m "ray and not long"
 
 test-long: $(VENV)/.developer redis $(OTHER_ENGINE)/.installed
-	$(BIN)/pytest -n 2 -m long --timeout 5400
+	$(BIN)/pytest -n 2 -m "long and not ray" --timeout 5400
+	$(BIN)/pytest -m "long and ray" --timeout 5400
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.sampling

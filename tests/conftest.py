@@ -65,17 +65,11 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RedisSer
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """A Ray of this worker's own, with logical GPUs. Tests that use it bear `@pytest.mark.ray`,
-    so that one worker runs them all. Actors are named, and killed by who made them."""
+    """One Ray for all tests, with logical GPUs. Whoever makes an actor kills it."""
     from m3pc.run.ray_node import connected
 
     with connected(namespace="tests", cpus=8, gpus=2):
         yield
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.get_closest_marker("ray"):
-        item.add_marker(pytest.mark.xdist_group("ray"))
 
 
 @pytest.fixture(params=["file", "redis"])
