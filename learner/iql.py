@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.group import Group
 from learner.optimiser import fitting, optimiser_state, require_finite, restore_optimiser
 from m3pc.config import CriticConfig
 from m3pc.critic import Critic, Stack
@@ -16,8 +17,8 @@ from m3pc.types import TransitionBatch
 class CriticLearner:
     """The critic, the slow copy of its twins that V learns from, and Adam."""
 
-    def __init__(self, critic: Critic, config: CriticConfig) -> None:
-        self.critic, self.config = critic, config
+    def __init__(self, critic: Critic, config: CriticConfig, group: Group | None = None) -> None:
+        self.critic, self.config, self._group = critic, config, group or Group()
         self.targets = [parameter.detach().clone() for parameter in critic.q.parameters()]
         self._named = dict(critic.named_parameters())
         self._adam = torch.optim.Adam(self._named.values(), config.lr, fused=True)
@@ -39,20 +40,20 @@ class CriticLearner:
             slow = torch.func.functional_call(critic.q, self._target_state(), pairs).amin(dim=0)
         value_loss = expectile_loss(slow - critic.v(states)[0], config.expectile)
         q_loss = (critic.q(pairs) - goals).square().mean()
-        self._step(value_loss + q_loss)
+        numbers = self._step(value_loss, q_loss)
         with torch.no_grad():
             torch._foreach_lerp_(self.targets, list(critic.q.parameters()), config.tau)
-        return {"value_loss": value_loss.item(), "q_loss": q_loss.item()}
+        return numbers
 
     def regress(self, batch: TransitionBatch[NDArray[Any]]) -> dict[str, float]:
         """Q and V towards the discounted return that was seen; the targets follow at once."""
         rows = self._on_device(batch)
         value_loss = (self.critic.value(rows.states) - rows.returns).square().mean()
         q_loss = (self.critic.twins(rows.states, rows.actions) - rows.returns).square().mean()
-        self._step(value_loss + q_loss)
+        numbers = self._step(value_loss, q_loss)
         with torch.no_grad():
             torch._foreach_copy_(self.targets, list(self.critic.q.parameters()))
-        return {"value_loss": value_loss.item(), "q_loss": q_loss.item()}
+        return numbers
 
     def state(self) -> dict[str, Tensor]:
         """All that the next update needs beside the critic's own weights."""
@@ -76,15 +77,19 @@ class CriticLearner:
         q: Stack = self.critic.q
         return dict(zip((name for name, _ in q.named_parameters()), self.targets, strict=True))
 
-    def _step(self, loss: Tensor) -> None:
-        require_finite(loss.item(), "the critic's loss", "critic.lr")
+    def _step(self, value_loss: Tensor, q_loss: Tensor) -> dict[str, float]:
+        losses = {"value_loss": value_loss.item(), "q_loss": q_loss.item()}
+        numbers = self._group.numbers(losses)  # all learners go on, or none
+        require_finite(sum(numbers.values()), "the critic's loss", "critic.lr")
         self._adam.zero_grad()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(value_loss + q_loss)
+        self._group.average([x.grad for x in self._named.values() if x.grad is not None])
         self._adam.step()
+        return numbers
 
     def _on_device(self, batch: TransitionBatch[NDArray[Any]]) -> TransitionBatch[Tensor]:
         device = self.critic.state_mean.device
-        return batch.map(lambda x: torch.as_tensor(x).to(device))
+        return batch.map(lambda x: self._group.share(torch.as_tensor(x).to(device)))
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:

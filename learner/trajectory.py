@@ -1,13 +1,15 @@
 """Updates of the trajectory model and of its entropy's multiplier alpha."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from learner.group import Group
 from learner.losses import Losses, trajectory_losses
 from learner.optimiser import (
     adamw,
@@ -21,18 +23,32 @@ from learner.optimiser import (
 )
 from m3pc.compute import autocast
 from m3pc.config import Config
-from m3pc.masks import draw
+from m3pc.masks import ACTIONS, draw
 from m3pc.model import TrajectoryModel
 from m3pc.streams import MASKS, NOISE, counter_stream
 from m3pc.tokens import Normaliser, Tokens
 from m3pc.types import SegmentBatch
 
+Rate = Callable[[int], float]
+
 
 class TrajectoryLearner:
     """Update k is a function of the weights, the k-th batch and (seed, k): nothing else is kept."""
 
-    def __init__(self, model: TrajectoryModel, normaliser: Normaliser, config: Config) -> None:
+    def __init__(
+        self,
+        model: TrajectoryModel,
+        normaliser: Normaliser,
+        config: Config,
+        *,
+        rate: Rate | None = None,
+        group: Group | None = None,
+    ) -> None:
+        """`rate` is the learning rate at each update; without it, that of pretraining."""
         self.model, self.config, self._normaliser = model, config, normaliser
+        self._rate = rate or partial(learning_rate, config.pretrain)
+        self._lower = "online.lr" if rate else "pretrain.lr"
+        self._group = group or Group()
         # One number in double precision, which not every device has: it stays here.
         start = torch.tensor(math.log(config.entropy.alpha), dtype=torch.float64)
         self.log_alpha = start.requires_grad_()
@@ -48,14 +64,15 @@ class TrajectoryLearner:
         with autocast(config.compute):
             parts = self._losses(number, tokens(batch, self._normaliser, config))
         total = torch.stack([part.total for part in parts]).mean()
-        require_finite(total.item(), f"the loss of update {number}", "pretrain.lr")
+        numbers = self._group.numbers(_mean([part.numbers() for part in parts]))
+        require_finite(numbers["total"], f"the loss of update {number}", self._lower)
         self._adamw.zero_grad()
         torch.autograd.backward(total)
+        self._group.average([x.grad for x in self._named.values() if x.grad is not None])
         norm = clip(list(self._named.values()), config.optimiser.clip)
-        require_finite(norm, f"the gradient of update {number}", "pretrain.lr")
-        set_learning_rate(self._adamw, learning_rate(config.pretrain, number))
+        require_finite(norm, f"the gradient of update {number}", self._lower)
+        set_learning_rate(self._adamw, self._rate(number))
         self._adamw.step()
-        numbers = _mean([part.numbers() for part in parts])
         if numbers.pop("scored"):
             self._step_alpha(numbers["entropy"])
         return numbers | {"alpha": self.alpha, "gradient": norm}
@@ -71,9 +88,9 @@ class TrajectoryLearner:
         groups = config.masks.groups
         found = []
         for rows in zip(*(part.tensor_split(groups) for part in whole), strict=True):
-            part = Tokens(*rows)
             mask = draw(config.masks, config.model.window, rng)
-            noise = torch.randn_like(part.actions)
+            noise = self._group.share(torch.randn_like(rows[ACTIONS]))
+            part = Tokens(*map(self._group.share, rows))
             found.append(
                 trajectory_losses(
                     self.model(part, mask),

@@ -67,7 +67,7 @@ class Mixture(Generic[B]):
         seed: int,
         purpose: int = BATCH,
     ) -> None:
-        self._sources, self._batch, self._seed, self._purpose = sources, batch, seed, purpose
+        self.sources, self._batch, self._seed, self._purpose = sources, batch, seed, purpose
         parts = [source.view.segments for source in sources]
         self._columns = columns.at([segment for part in parts for segment in part])
         before = accumulate(map(len, parts), initial=0)
@@ -81,7 +81,7 @@ class Mixture(Generic[B]):
 
     def later(self) -> "Mixture[B]":
         """The same from the stores as they are now; only new segments cost anything."""
-        sources = [replace(source, view=source.view.later()) for source in self._sources]
+        sources = [replace(source, view=source.view.later()) for source in self.sources]
         return Mixture(
             sources, self._columns, batch=self._batch, seed=self._seed, purpose=self._purpose
         )
@@ -100,12 +100,12 @@ class Mixture(Generic[B]):
     def counts(self, update: int) -> list[int]:
         """How many pieces of this batch come from each source."""
         if not any(self._ready):
-            found = ", ".join(f"{s.name} in {s.view.path}: {_steps(s.view)}" for s in self._sources)
+            found = ", ".join(f"{s.name} in {s.view.path}: {_steps(s.view)}" for s in self.sources)
             raise InputError(
                 f"no source can be drawn from (steps of {found}); expected an episode of "
                 f"{self._columns.length} steps in one of them; collect some or give logged data"
             )
-        wanted = [source.share.at(update) for source in self._sources]
+        wanted = [source.share.at(update) for source in self.sources]
         shares = [x * ready for x, ready in zip(wanted, self._ready, strict=True)]
         # Where none of those that are ready has a share, all of them have the same.
         return divided(self._batch, shares if any(shares) else self._ready, update)

@@ -1,5 +1,6 @@
 """The episodes of a store at one moment, in the order in which they came. E episodes."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -58,6 +59,23 @@ class Joined:
         first, second = self.first.later(), self.second.later()
         same = first is self.first and second is self.second
         return self if same else Joined(first, second)
+
+
+class First:
+    """The first `count()` episodes of a view; later ones are as if they had been withdrawn."""
+
+    def __init__(self, view: View, count: Callable[[], int]) -> None:
+        self._view, self._count = view, count
+        self.path, self.segments = view.path, view.segments
+        self.lengths, self.episode_returns = view.lengths, view.episode_returns
+        self._limit = count()
+        beyond = np.arange(len(view.lengths)) >= self._limit
+        self.withdrawn: Chosen | None = beyond | ~drawable(view)
+
+    def later(self) -> "First":
+        view = self._view.later()
+        same = view is self._view and self._count() == self._limit
+        return self if same else First(view, self._count)
 
 
 def drawable(view: View) -> Chosen:

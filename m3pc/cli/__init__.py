@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from m3pc import __version__
-from m3pc.cli import authors, config, data, doctor, evaluate, pretrain, replay
+from m3pc.cli import authors, config, data, doctor, evaluate, finetune, pretrain, replay
 
 # Before numpy loads: products of one state with one layer wait longer for a second thread than they
 # compute. Whoever wants another number sets it.
@@ -30,6 +30,7 @@ app.add_typer(config.app, name="config")
 app.command("doctor")(doctor.doctor)
 app.command("pretrain")(pretrain.pretrain)
 app.command("evaluate")(evaluate.evaluate)
+app.command("finetune")(finetune.finetune)
 app.command("import-authors")(authors.import_authors)
 app.command("verify")(authors.verify)
 

@@ -3,7 +3,7 @@
 E episodes, R rows of steps, H the step limit.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from m3pc.config import Config, NormaliserConfig
 from m3pc.returns import ReturnRule, returns_to_go
-from m3pc.types import Floats, InputError
+from m3pc.types import Floats, InputError, Integers
 from replay.segment import Segment
 from replay.statistics import Moments, moments
 from replay.store import Store
-from replay.view import Chosen
+from replay.view import Chosen, View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,9 @@ def prepare(store: Store, config: Config) -> Dataset:
             "state_mean": unpadded["states"].mean.astype(np.float32),
             "state_std": np.where(spread > 0, spread, 1.0).astype(np.float32),
         },
-        envelope=_envelope(store, returns, train, config.replay.episodes),
+        envelope=envelope(
+            store, returns, _best(store, train, config.replay.episodes), store.header.horizon
+        ),
         return_range=np.concatenate([used["returns"].low, used["returns"].high]).astype("f4"),
     )
 
@@ -122,16 +124,23 @@ def _floored(std: NDArray[np.float64], config: NormaliserConfig) -> NDArray[np.f
     return np.where(std < config.std_floor, instead, std)
 
 
-def _envelope(store: Store, returns: list[Floats], train: Chosen, best: int) -> Floats:
-    """Largest return at each step over the `best` episodes; where none lasts, the last one's."""
+def _best(store: Store, train: Chosen, count: int) -> Integers:
+    """Numbers of the episodes of highest return."""
     order = np.argsort(-np.where(train, store.episode_returns, -np.inf), kind="stable")
-    kept = order[: min(best, int(train.sum()))]
-    flat, ends = np.concatenate(returns), np.cumsum(store.lengths)
-    envelope = np.full(store.header.horizon, -np.inf, np.float32)
+    return order[: min(count, int(train.sum()))]
+
+
+def envelope(view: View, returns: Sequence[Floats], kept: Integers, horizon: int) -> Floats:
+    """[H] largest return at each step over the episodes `kept`; where none lasts, the last one's.
+
+    `returns` are those of the view's segments, one after the other.
+    """
+    flat, ends = np.concatenate(returns), np.cumsum(view.lengths)
+    found = np.full(horizon, -np.inf, np.float32)
     for episode in kept:
-        length = store.lengths[episode]
+        length = view.lengths[episode]
         piece = flat[ends[episode] - length : ends[episode]]
-        envelope[:length] = np.maximum(envelope[:length], piece)
-    longest = int(store.lengths[kept].max())
-    envelope[longest:] = envelope[longest - 1]
-    return envelope
+        found[:length] = np.maximum(found[:length], piece)
+    longest = int(view.lengths[kept].max())
+    found[longest:] = found[longest - 1]
+    return found

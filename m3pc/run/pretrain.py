@@ -8,12 +8,7 @@ Everything random is a function of the seed and the update's number, so a checkp
 and optimisers, and a run that was killed goes on as if it had not been.
 """
 
-import fcntl
-import math
-import os
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +29,8 @@ from m3pc.model import TrajectoryModel
 from m3pc.pictures import loss_curves
 from m3pc.presets import dump
 from m3pc.run.dataset import Dataset, prepare
+from m3pc.run.lock import locked
+from m3pc.run.means import Means
 from m3pc.run.runlog import RunLog, read
 from m3pc.tokens import Normaliser
 from m3pc.types import InputError
@@ -70,7 +67,7 @@ def start(store: Store, config: Config, out: Path) -> None:
 
 def resume(run: Path, report: Report, *, data: Store | None = None) -> Pretrained:
     """Go on from the newest whole checkpoint to the end."""
-    with _locked(run):
+    with locked(run):
         last = checkpoint.newest(run / "checkpoints")
         config = last.weights.config
         prepare_compute(config.compute)
@@ -87,7 +84,7 @@ def resume(run: Path, report: Report, *, data: Store | None = None) -> Pretraine
         work.restore(last)
         checkpoint.publish(last.path)  # a kill may have come between a checkpoint and its name
         if work.done < work.total:
-            with RunLog(run, update=work.done) as log:
+            with RunLog(run, done=work.done) as log:
                 work.finish(run, log, report)
         return Pretrained(path=run, weights=work.weights(), measures=work.measures())
 
@@ -114,23 +111,6 @@ def draw_curve(run: Path) -> Path:
     path = run / "curve.png"
     loss_curves(path, lines, title=f"{run.name}: squared errors, normalised")
     return path
-
-
-class _Means:
-    """Means of numbers since the last report; a NaN says that there was none of its kind."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = defaultdict(list)
-
-    def add(self, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            if not math.isnan(value):
-                self._values[name].append(value)
-
-    def take(self) -> dict[str, float]:
-        means = {name: sum(values) / len(values) for name, values in self._values.items()}
-        self._values.clear()
-        return means
 
 
 class _Work:
@@ -165,7 +145,7 @@ class _Work:
 
     def finish(self, run: Path, log: RunLog, report: Report) -> None:
         """All updates that are left, with reports, measurements and checkpoints on the way."""
-        pretrain, means = self.config.pretrain, _Means()
+        pretrain, means = self.config.pretrain, Means()
         while self.done < self.total:
             group, numbers = self._update()
             means.add(numbers)
@@ -314,20 +294,3 @@ class _Work:
             terminals=self.config.critic.terminals,
             chosen=chosen,
         )
-
-
-@contextmanager
-def _locked(run: Path) -> Iterator[None]:
-    """One process at a time works on a run."""
-    try:
-        descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise InputError(f"{run} is not a run: {error.strerror}; give the folder of one") from None
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{run} is being worked on by another process; wait for it") from None
-        yield
-    finally:
-        os.close(descriptor)

@@ -6,29 +6,31 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 NAME = "metrics.jsonl"
+Unit = Literal["update", "step"]
 
 
 class RunLog:
-    """Appends to RUN/metrics.jsonl. A run that goes back to update n forgets what came after it."""
+    """Appends to RUN/metrics.jsonl. A run that goes back to count n forgets what came after it."""
 
-    def __init__(self, folder: Path, *, update: int) -> None:
+    def __init__(self, folder: Path, *, done: int, unit: Unit = "update") -> None:
+        """`unit` is what is counted: updates of the whole run, or steps in the environment."""
         from torch.utils.tensorboard import SummaryWriter
 
-        path = folder / NAME
-        _forget(path, after=update)
+        path, self._unit = folder / NAME, unit
+        _forget(path, unit, after=done)
         self._file = path.open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder), purge_step=update + 1)
+        self._board = SummaryWriter(str(folder), purge_step=done + 1)
 
-    def write(self, group: str, update: int, numbers: Mapping[str, float]) -> None:
-        """Numbers of one group of metrics after `update` updates of the whole run."""
+    def write(self, group: str, done: int, numbers: Mapping[str, float]) -> None:
+        """Numbers of one group of metrics after `done` updates or steps."""
         finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
-        self._file.write(json.dumps({"update": update, "group": group, **finite}) + "\n")
+        self._file.write(json.dumps({self._unit: done, "group": group, **finite}) + "\n")
         self._file.flush()
         for name, value in numbers.items():
-            self._board.add_scalar(f"{group}/{name}", value, update)
+            self._board.add_scalar(f"{group}/{name}", value, done)
 
     def sync(self) -> None:
         """Before a checkpoint: what it stands on is on disk."""
@@ -54,23 +56,23 @@ def read(folder: Path, group: str) -> list[dict[str, Any]]:
     return [line for line in lines if line.pop("group", None) == group]
 
 
-def _forget(path: Path, *, after: int) -> None:
-    """Cut the file after its last whole line of an update up to `after`."""
+def _forget(path: Path, unit: Unit, *, after: int) -> None:
+    """Cut the file after its last whole line of a count up to `after`."""
     if not path.exists():
         return
     with path.open("rb+") as file:
         end = 0
         for line in file:
-            if not line.endswith(b"\n") or _update(line) > after:
+            if not line.endswith(b"\n") or _count(line, unit) > after:
                 break
             end += len(line)
         file.truncate(end)
 
 
-def _update(line: bytes) -> float:
+def _count(line: bytes, unit: Unit) -> float:
     """Of a line; of one that a power cut spoilt, later than any."""
     try:
         found = json.loads(line)
-        return int(found["update"]) if "group" in found else math.inf
+        return int(found[unit]) if "group" in found else math.inf
     except (ValueError, TypeError, KeyError):
         return math.inf

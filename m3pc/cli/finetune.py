@@ -1,0 +1,53 @@
+"""`m3pc finetune`: let a pretrained model improve by what it collects."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def finetune(
+    source: Annotated[Path, typer.Argument(metavar="CKPT", help="A pretrained run or checkpoint.")],
+    data: Annotated[str, typer.Option(help="The store that it learned from, or shipped:NAME.")],
+    env: Annotated[str | None, typer.Option(help="Default: where the data came from.")] = None,
+    steps: Annotated[int | None, typer.Option(min=0, help="Environment steps in all.")] = None,
+    actors: Annotated[int | None, typer.Option(min=1, help="Rollout processes.")] = None,
+    envs_per_actor: Annotated[int | None, typer.Option(min=1, help="Environments in each.")] = None,
+    planner: Annotated[str | None, typer.Option(help="Explore with rcbc, m, q or q0.")] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="One process, in lock-step; resumes bit for bit.")
+    ] = False,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Set one field. May be repeated."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="The same as --set seed=N.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
+) -> None:
+    """Collect, learn and plan again with what was learned."""
+    from m3pc import checkpoint
+    from m3pc.cli.data import open_store
+    from m3pc.cli.progress import progress
+    from m3pc.run.local import run_local
+    from m3pc.run.online import start
+    from m3pc.settings import override
+    from m3pc.types import InputError
+
+    found = checkpoint.read(source)
+    given = {
+        "online.steps": steps,
+        "fleet.actors": actors,
+        "fleet.envs_per_actor": envs_per_actor,
+        "planner.mode": planner,
+        "seed": seed,
+    }
+    chosen = [*(sets or ()), *(f"{path}={x}" for path, x in given.items() if x is not None)]
+    config = override(found.weights.config, chosen)
+    env_id = env or found.weights.env
+    if env_id is None:
+        raise InputError(f"{source} does not say which environment it is for; give --env")
+    run = out or Path("runs") / f"{source.resolve().name}-online-seed{config.seed}"
+    start(found, open_store(data), env_id, config, run)
+    with progress(f"finetuning {run.name}", "steps") as report:
+        done = run_local(run, report)
+    typer.echo(f"run: {done.path}  steps: {done.steps:,}  weights: {done.weights.digest[:16]}")

@@ -1,0 +1,188 @@
+"""An online run in one process, in lock-step: collect a round, learn what it owes, go on.
+
+A round is one episode in each environment, all by the same weights. Everything in it is a function
+of the weights, the seed and the episodes' numbers; so a run that was killed plays its last round
+again, the store knows those episodes already, and the run goes on as if it had not been killed.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.evaluate import Evaluation, evaluate
+from actors.rollout import Rollout, Start, rollouts
+from m3pc.config import Config, OnlineConfig
+from m3pc.envs import make_vector
+from m3pc.envs.make import Vector
+from m3pc.run.lock import locked
+from m3pc.run.means import Means
+from m3pc.run.online import OnlineRun, open_run
+from m3pc.run.runlog import RunLog
+from m3pc.run.trainer import Trainer
+from m3pc.types import AppendKey, Status
+from m3pc.weights import Weights
+from planner.policy import Policy
+from replay.payload import encode
+from replay.writer import Options, Writer
+
+Report = Callable[[Mapping[str, Any]], None]
+COLLECT, EVALUATE = 1, 2  # what a seed is for
+SLOT, INCARNATION = 0, 0  # of the only producer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    path: Path
+    steps: int
+    weights: Weights
+
+
+def run_local(path: Path, report: Report) -> Finished:
+    """Go on from the newest whole checkpoint to the end."""
+    with locked(path):
+        run = open_run(path)
+        options = Options(durability=run.config.fleet.durability)
+        with closing(Writer(run.replay, run.header, options)) as writer:
+            work = _LockStep(run, writer)
+            with (
+                RunLog(path, done=work.steps, unit="step") as log,
+                closing(make_vector(run.facts.env, run.config.fleet.envs_per_actor)) as envs,
+            ):
+                work.finish(envs, log, report)
+            return Finished(
+                path=path, steps=work.steps, weights=work.trainer.weights(work.trainer.updates)
+            )
+
+
+class _LockStep:
+    def __init__(self, run: OnlineRun, writer: Writer) -> None:
+        self.run, self.config, self._writer = run, run.config, writer
+        self.episodes = 0
+        self.trainer = Trainer(run, visible=lambda: self.episodes)
+        progress = self.trainer.progress
+        self.steps, self.episodes = int(progress["steps"]), int(progress["episodes"])
+        self._evaluated = int(progress.get("evaluated", -1))  # steps at the last evaluation
+        self.trainer.refresh()
+        self._means = Means()
+
+    def finish(self, envs: Vector, log: RunLog, report: Report) -> None:
+        online = self.config.online
+        while True:
+            self._learn(report)
+            self._evaluate(log)
+            self._save(log)
+            if self.steps >= online.steps:
+                return
+            self._collect(envs, log)
+
+    def _learn(self, report: Report) -> None:
+        owed = owed_updates(self.config.online, steps=self.steps, episodes=self.episodes)
+        while self.trainer.updates < owed:
+            self._means.add(self.trainer.update())
+            report(self._shown())
+
+    def _collect(self, envs: Vector, log: RunLog) -> None:
+        policy = Policy(self.trainer.weights(self.trainer.updates))
+        numbers = range(self.episodes, self.episodes + envs.num_envs)
+        starts = [collection_start(self.config.seed, number) for number in numbers]
+        found = sorted(
+            rollouts(
+                envs,
+                policy,
+                starts,
+                window=self.config.model.window,
+                horizon=self.config.planner.horizon,
+                explore=True,
+            ),
+            key=lambda rollout: rollout.number,
+        )
+        for rollout in found:
+            self._append(rollout)
+        self.trainer.refresh()
+        log.write("collected", self.steps, _collected(found))
+
+    def _append(self, rollout: Rollout) -> None:
+        key = AppendKey(SLOT, INCARNATION, self.episodes)
+        ack = self._writer.append(key, encode(rollout.episode))
+        if ack.status not in (Status.DURABLE, Status.DUPLICATE):
+            raise OSError(f"{self.run.replay} did not take episode {key}: {ack.reason}")
+        self.episodes += 1
+        self.steps += len(rollout.episode)
+
+    def _evaluate(self, log: RunLog) -> None:
+        every = self.config.evaluation.every
+        if self._evaluated >= 0 and self.steps // every == self._evaluated // every:
+            return
+        found = evaluation(self.run, self.trainer.weights(self.trainer.updates))
+        self._evaluated = self.steps
+        log.write("evaluation", self.steps, evaluated(found, self.trainer.updates))
+
+    def _save(self, log: RunLog) -> None:
+        numbers = self._means.take()
+        if numbers:
+            log.write("learner", self.steps, numbers | {"updates": self.trainer.updates})
+        log.sync()
+        self.trainer.save(steps=self.steps, episodes=self.episodes, evaluated=self._evaluated)
+
+    def _shown(self) -> dict[str, Any]:
+        latest = self._means.latest
+        return {
+            "steps": self.steps,
+            "of": self.config.online.steps,
+            "episodes": self.episodes,
+            "updates": self.trainer.updates,
+            "entropy": f"{latest.get('entropy', math.nan):.2f} of {self.config.entropy.target:g}",
+            "alpha": f"{latest.get('alpha', math.nan):.3g}",
+        }
+
+
+def owed_updates(online: OnlineConfig, *, steps: int, episodes: int) -> int:
+    """That the learner has to have done after so much was collected."""
+    per_step = Fraction(online.updates_per_step).limit_denominator(10**6)
+    return math.floor(per_step * steps) + online.updates_per_episode * episodes
+
+
+def collection_start(seed: int, number: int) -> Start:
+    """Seeds of a collected episode: of its reset, and of its planning."""
+    child = np.random.SeedSequence([seed, number], spawn_key=(COLLECT,))
+    reset_seed, planning_seed = child.generate_state(2, np.uint64)
+    return int(reset_seed >> 33), int(planning_seed >> 1)
+
+
+def evaluation(run: OnlineRun, weights: Weights) -> Evaluation:
+    """Of the planner as it is configured, on episodes that are the same all along the run."""
+    config: Config = run.config
+    child = np.random.SeedSequence(config.seed, spawn_key=(EVALUATE,))
+    return evaluate(
+        run.facts.env,
+        Policy(weights),
+        episodes=config.evaluation.episodes,
+        seed=int(child.generate_state(1)[0]),
+        slots=config.evaluation.episodes,
+        window=config.model.window,
+        horizon=config.planner.horizon,
+    )
+
+
+def evaluated(found: Evaluation, updates: int) -> dict[str, float]:
+    score = math.nan if found.score is None else found.score
+    numbers = {"return": found.mean, "error": found.standard_error, "score": score}
+    return numbers | {"length": float(found.lengths.mean()), "updates": updates}
+
+
+def _collected(found: Sequence[Rollout]) -> dict[str, float]:
+    returns = np.array([rollout.episode.rewards.sum(dtype=np.float64) for rollout in found])
+    lengths = np.array([len(rollout.episode) for rollout in found])
+    return {
+        "episodes": len(found),
+        "return": float(returns.mean()),
+        "best": float(returns.max()),
+        "length": float(lengths.mean()),
+        "version": found[0].episode.version,
+    }

@@ -1,0 +1,24 @@
+"""Numbers of many updates as a few."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+
+class Means:
+    """Means of numbers since the last report; a NaN says that there was none of its kind."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = defaultdict(list)
+        self.latest: dict[str, float] = {}
+
+    def add(self, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            if not math.isnan(value):
+                self._values[name].append(value)
+                self.latest[name] = value
+
+    def take(self) -> dict[str, float]:
+        means = {name: sum(values) / len(values) for name, values in self._values.items()}
+        self._values.clear()
+        return means

@@ -1,0 +1,193 @@
+"""The learner of a run with what it learns from: views of two stores, updates, checkpoints."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from learner.group import Group
+from learner.health import Health
+from learner.online import OnlineLearner
+from m3pc import checkpoint
+from m3pc.checkpoint import Checkpoint
+from m3pc.compute import prepare_compute
+from m3pc.returns import returns_to_go
+from m3pc.run.dataset import envelope, return_rule, split
+from m3pc.run.online import OnlineRun
+from m3pc.settings import replace
+from m3pc.streams import CRITIC_BATCH
+from m3pc.telemetry import (
+    ALPHA,
+    CHECKPOINT_SECONDS,
+    CRITIC_UPDATES,
+    ENTROPY,
+    GRADIENT,
+    LAST_UPDATE,
+    LOSS,
+    NONFINITE,
+    ROLLBACKS,
+    UPDATE_SECONDS,
+    UPDATES_DONE,
+    Recorder,
+)
+from m3pc.types import DivergedError, Floats, InputError, SegmentBatch, TransitionBatch
+from m3pc.weights import Weights
+from replay.buffers import trajectory_buffer, transition_buffers
+from replay.mixture import Mixture
+from replay.sampler import Known, PieceColumns, per_segment
+from replay.segment import Segment
+from replay.selection import weights as selected
+from replay.store import Store
+from replay.transitions import StepColumns
+from replay.view import First, Joined, View
+
+log = logging.getLogger(__name__)
+
+
+class Trainer:
+    """At some number of updates of a run. What was collected is seen as of the last `refresh`."""
+
+    def __init__(
+        self,
+        run: OnlineRun,
+        *,
+        group: Group | None = None,
+        recorder: Recorder | None = None,
+        visible: Callable[[], int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Goes on from the newest whole checkpoint. `visible` says how many of the collected
+        episodes may be learnt from; without it, all that are there."""
+        self.run, self.config, self._clock = run, run.config, clock
+        self.recorder = recorder or Recorder()
+        prepare_compute(self.config.compute)
+        last = checkpoint.newest(run.checkpoints)
+        self.learner = OnlineLearner(last.weights, {}, self.config, group)
+        self.learner.restore(last.weights, last.training)
+        self.updates, self.progress = _updates(last), dict(last.progress)
+        self.left_out = int(last.progress.get("left_out", 0))
+        self._health = Health(last.progress.get("bad", ()), int(last.progress.get("rollbacks", 0)))
+        logged, collected = run.logged(), Store(run.replay)
+        view: View = collected if visible is None else First(collected, visible)
+        self._build(logged, view)
+        self._returns: Known[Floats] = {}
+        self._envelope = self._upper_envelope()
+
+    def _build(self, logged: Store, collected: View) -> None:
+        config = self.config
+        as_pretrained = replace(config, {"seed": self.run.facts.split_seed})
+        train, _ = split(logged, as_pretrained)
+        self._rule = return_rule(config, self.run.facts.horizon)
+        self._buffer = trajectory_buffer(
+            logged,
+            collected,
+            config.replay,
+            minimum=config.dataset.min_length,
+            seed=config.seed,
+            train=train,
+        )
+        self._pieces: Mixture[SegmentBatch[NDArray[Any]]] = Mixture(
+            [self._buffer],
+            PieceColumns(config.model.window, self._rule),
+            batch=config.online.batch,
+            seed=config.seed,
+        )
+        self._transitions: Mixture[TransitionBatch[NDArray[Any]]] = Mixture(
+            transition_buffers(logged, collected, config.replay, train=train),
+            StepColumns(config.critic.discount, config.critic.terminals),
+            batch=config.critic.batch,
+            seed=config.seed,
+            purpose=CRITIC_BATCH,
+        )
+
+    def refresh(self) -> None:
+        """See what was collected since."""
+        self._pieces, self._transitions = self._pieces.later(), self._transitions.later()
+        self._envelope = self._upper_envelope()
+
+    def update(self) -> dict[str, float]:
+        """The next update. One that is not finite is left out: its numbers are empty."""
+        number, critic = self.updates, self.config.online.critic_updates
+        start = self._clock()
+        batches = map(self._transitions.batch, range(number * critic, (number + 1) * critic))
+        try:
+            numbers = self.learner.update(number, self._pieces.batch(number), batches)
+        except DivergedError as error:
+            self._leave_out(number, error)
+            numbers = {}
+        self.updates += 1
+        self._record(numbers, self._clock() - start)
+        return numbers
+
+    def weights(self, version: int) -> Weights:
+        return self.learner.weights(version, envelope=self._envelope)
+
+    def save(self, **progress: int) -> None:
+        """A checkpoint; `progress` is what the caller counts."""
+        start = self._clock()
+        self.progress |= progress | {
+            "updates": self.updates,
+            "left_out": self.left_out,
+            "bad": self._health.recent,
+            "rollbacks": self._health.rollbacks,
+        }
+        checkpoint.write_next(
+            self.run.checkpoints,
+            self.weights(self.updates),
+            self.learner.state(),
+            self.progress,
+            number=self.updates,
+            keep=self.config.online.keep,
+        )
+        self.recorder.observe(CHECKPOINT_SECONDS, self._clock() - start)
+
+    def _leave_out(self, number: int, error: DivergedError) -> None:
+        log.warning("event=update-left-out number=%d reason=%s", number, error)
+        self.left_out += 1
+        self.recorder.add(NONFINITE)
+        if self._health.left_out(number):
+            self._health.went_back()
+            last = checkpoint.newest(self.run.checkpoints)
+            # The count goes on: the same batches would lead to the same place.
+            self.learner.restore(last.weights, last.training)
+            self.recorder.add(ROLLBACKS)
+            log.warning("event=rolled-back to=%d at=%d", _updates(last), number)
+
+    def _record(self, numbers: dict[str, float], seconds: float) -> None:
+        record = self.recorder
+        record.add(UPDATES_DONE)
+        record.add(CRITIC_UPDATES, self.config.online.critic_updates)
+        record.observe(UPDATE_SECONDS, seconds)
+        record.set(LAST_UPDATE, time.time())
+        for name in LOSS.values:
+            if name in numbers:
+                record.set(LOSS, numbers[name], name)
+        for metric, name in ((ENTROPY, "entropy"), (ALPHA, "alpha"), (GRADIENT, "gradient")):
+            if name in numbers:
+                record.set(metric, numbers[name])
+
+    def _upper_envelope(self) -> Floats:
+        """Best return at each step over the episodes that the model learns from."""
+        view = self._pieces.sources[0].view
+        assert isinstance(view, Joined)
+        self._returns = per_segment(view.segments, self._returns, self._segment_returns)
+        chosen = selected(view, self._buffer.selection, length=self.config.model.window)
+        return envelope(
+            view,
+            [self._returns[id(segment)][1] for segment in view.segments],
+            np.flatnonzero(chosen),
+            self.run.facts.horizon,
+        )
+
+    def _segment_returns(self, segment: Segment) -> Floats:
+        return returns_to_go(segment.rewards, segment.lengths, self._rule)
+
+
+def _updates(last: Checkpoint) -> int:
+    count = last.progress.get("updates")
+    if type(count) is not int or count < 0:
+        raise InputError(f"{last.path}: updates are {count!r}, expected 0 or more; use another")
+    return count
