@@ -22,9 +22,11 @@ def numbered(number: int, length: int, *, terminated: bool = False, states: int 
     )
 
 
-def header(*, states: int = 2, actions: int = 1, horizon: int = 1000) -> Header:
+def header(
+    *, states: int = 2, actions: int = 1, horizon: int = 1000, env: str | None = None
+) -> Header:
     return Header(
-        states=states, actions=actions, horizon=horizon, env=None, source={"kind": "test"}
+        states=states, actions=actions, horizon=horizon, env=env, source={"kind": "test"}
     )
 
 

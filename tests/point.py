@@ -1,0 +1,42 @@
+"""A point on a line, pushed left or right: better the nearer it stays to 0.
+
+Its id names its module, so that any process can make it.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box
+
+POINT, HORIZON = "tests.point:toy/Point-v0", 30
+
+
+class Point(gymnasium.Env[Any, Any]):
+    """The state is (place, speed); an episode ends when the point leaves [-2, 2]."""
+
+    observation_space = Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = Box(-1, 1, (1,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._place, self._speed = self.np_random.uniform(-1, 1, 2)
+        return self._state(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._speed += 0.2 * float(action[0])
+        self._place += 0.2 * self._speed
+        return self._state(), 1 - abs(self._place), abs(self._place) > 2, False, {}
+
+    def _state(self) -> Any:
+        return np.array([self._place, self._speed])
+
+
+gymnasium.register(
+    "toy/Point-v0",
+    entry_point="tests.point:Point",
+    max_episode_steps=HORIZON,
+    disable_env_checker=True,
+)

@@ -1,0 +1,98 @@
+"""Small online runs on the point: a pretrained checkpoint, its data, their settings."""
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import numpy as np
+
+from actors.collect import episode_streams, rollout
+from m3pc import checkpoint
+from m3pc.checkpoint import LATEST, METADATA, TRAINING, WEIGHTS, Checkpoint
+from m3pc.config import Config
+from m3pc.envs import make
+from m3pc.run import runlog
+from m3pc.run.online import OnlineRun, open_run, start
+from m3pc.run.pretrain import resume as finish_pretraining
+from m3pc.run.pretrain import start as start_pretraining
+from m3pc.settings import replace
+from m3pc.types import Floats
+from replay.store import Store, write_store
+from tests.episodes import header
+from tests.point import HORIZON, POINT
+from tests.small_run import config as small_config
+from tests.small_run import sha256, silent
+
+ONLINE: dict[str, Any] = {
+    "online.steps": 400,
+    "online.batch": 8,
+    "online.updates_per_step": 0.1,
+    "online.critic_updates": 2,
+    "online.lr": 1e-3,
+    "replay.episodes": 10,
+    "replay.online_after": 50,
+    "fleet.envs_per_actor": 2,
+    "fleet.durability": "os",
+    "evaluation.every": 200,
+    "evaluation.episodes": 2,
+    "planner.candidates": 4,
+    "planner.mode": "q",
+}
+
+
+class Uniform:
+    def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
+        assert rng is not None
+        return rng.uniform(-1, 1, 1).astype(np.float32)
+
+
+@cache
+def pretrained() -> tuple[Checkpoint, Store]:
+    """A checkpoint that learned a little from random pushes, and those."""
+    folder = Path(mkdtemp(prefix="m3pc-point-"))
+    with (
+        make(POINT) as env,
+        write_store(
+            folder / "data", header(states=2, actions=1, horizon=HORIZON, env=POINT)
+        ) as store,
+    ):
+        for number in range(12):
+            seed, rng = episode_streams(0, number)
+            store.append(rollout(env, Uniform(), seed=seed, rng=rng))
+    data = Store(folder / "data")
+    config = small_config(
+        pretrain__updates=20, critic__regression_updates=4, critic__updates=4, model__dropout=0.0
+    )
+    start_pretraining(data, config, folder / "run")
+    finish_pretraining(folder / "run", silent)
+    return checkpoint.read(folder / "run"), data
+
+
+def online_config(**changes: object) -> Config:
+    named = {name.replace("__", "."): value for name, value in changes.items()}
+    return replace(pretrained()[0].weights.config, ONLINE | named)
+
+
+def new_run(path: Path, **changes: object) -> OnlineRun:
+    found, data = pretrained()
+    start(found, data, POINT, online_config(**changes), path)
+    return open_run(path)
+
+
+def outcome(run: Path) -> dict[str, object]:
+    """All that must not depend on when a lock-step run was stopped."""
+    folder = run / "checkpoints"
+    last = folder / (folder / LATEST).read_text().strip()
+    store = Store(run / "replay")
+    episodes = [segment.states.tobytes() for segment in store.segments]
+    return {
+        "progress": json.loads((last / METADATA).read_bytes())["progress"],
+        WEIGHTS: sha256(last / WEIGHTS),
+        TRAINING: sha256(last / TRAINING),
+        "metrics": (run / runlog.NAME).read_text(),
+        "names": sorted(path.name for path in folder.iterdir()),
+        "states": b"".join(episodes),
+        "returns": store.episode_returns.tolist(),
+    }

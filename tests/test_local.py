@@ -1,0 +1,172 @@
+"""A lock-step run: what it owes, what it learns from, and that nothing shows when it was killed."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from m3pc import checkpoint
+from m3pc.config import OnlineConfig
+from m3pc.run import runlog
+from m3pc.run.local import collection_start, owed_updates, run_local
+from m3pc.run.trainer import Trainer
+from m3pc.types import InputError
+from replay.store import Store
+from replay.writer import Writer
+from tests.small_online import new_run, outcome, pretrained
+from tests.small_run import silent
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing stopped."""
+    path = tmp_path_factory.mktemp("online") / "run"
+    new_run(path)
+    run_local(path, silent)
+    return path
+
+
+def test_updates_are_owed_per_step_and_per_episode() -> None:
+    online = OnlineConfig(updates_per_step=0.2, updates_per_episode=0)
+    assert [owed_updates(online, steps=n, episodes=1) for n in (0, 4, 5, 1004)] == [0, 0, 1, 200]
+    online = OnlineConfig(updates_per_step=0.0, updates_per_episode=200)
+    assert owed_updates(online, steps=999, episodes=3) == 600
+
+
+def test_a_run_collects_its_steps_and_makes_the_updates_they_owe(straight: Path) -> None:
+    found = checkpoint.read(straight)
+    store = Store(straight / "replay")
+    steps = int(store.lengths.sum())
+    assert 400 <= steps < 400 + 2 * 30
+    assert found.progress["steps"] == steps
+    assert found.progress["episodes"] == len(store.lengths)
+    assert found.progress["updates"] == found.weights.version == int(steps * 0.1)
+
+
+def test_versions_of_the_episodes_advance(straight: Path) -> None:
+    versions = [row["version"] for row in runlog.read(straight, "collected")]
+    assert versions == sorted(versions)
+    assert versions[0] == 0
+    assert len(set(versions)) > 3
+
+
+def test_evaluations_come_by_steps_with_one_before_anything_is_collected(straight: Path) -> None:
+    rows = runlog.read(straight, "evaluation")
+    assert rows[0]["step"] == rows[0]["updates"] == 0
+    assert [row["step"] // 200 for row in rows] == [0, 1, 2]
+
+
+def test_the_model_moves(straight: Path) -> None:
+    before, after = pretrained()[0].weights, checkpoint.read(straight).weights
+    changed = {
+        name.split(".")[0]
+        for name, tensor in after.tensors.items()
+        if not tensor.equal(before.tensors[name])
+    }
+    assert {"model", "critic"} <= changed
+    assert "normaliser" not in changed and "return_range" not in changed
+
+
+class KilledError(Exception):
+    pass
+
+
+def killed_at(count: int, patch: pytest.MonkeyPatch) -> None:
+    """Raise at the count-th append or update, whichever comes: before it or after it is done."""
+    made = 0
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made == count:
+                if count % 2:
+                    real(*arguments, **named)
+                raise KilledError
+            return real(*arguments, **named)
+
+        patch.setattr(owner, name, call)
+
+    for owner, name in ((Writer, "append"), (Trainer, "update"), (Trainer, "save")):
+        watch(owner, name)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 12, 17, 20, 26, 31, 40, 47, 53, 60])
+def test_a_run_that_is_killed_anywhere_ends_as_if_it_had_not_been(
+    count: int, straight: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(_begun(tmp_path), path)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
+        killed_at(count, patch)
+        run_local(path, silent)
+    run_local(path, silent)
+    assert outcome(path) == outcome(straight)
+
+
+def _begun(tmp_path: Path) -> Path:
+    path = tmp_path / "begun"
+    new_run(path)
+    return path
+
+
+def test_a_run_goes_on_from_an_older_checkpoint_where_the_newest_is_damaged(
+    straight: Path, tmp_path: Path
+) -> None:
+    """The store is rounds ahead of that checkpoint; none of them is learnt from too early."""
+    path = tmp_path / "run"
+    shutil.copytree(straight, path)
+    names = sorted(p.name for p in (path / "checkpoints").iterdir() if p.is_dir())
+    for name in names[1:]:
+        (path / "checkpoints" / name / "metadata.json").write_text("{}")
+    run_local(path, silent)
+    assert outcome(path) == outcome(straight)
+
+
+def test_a_finished_run_does_nothing_more(straight: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(straight, path)
+    reports: list[Mapping[str, Any]] = []
+    run_local(path, reports.append)
+    assert reports == []
+    assert outcome(path) == outcome(straight)
+
+
+def test_a_run_that_is_being_worked_on_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    new_run(path)
+    refused = 0
+
+    def meanwhile(numbers: Mapping[str, Any]) -> None:
+        nonlocal refused
+        if not refused:
+            with pytest.raises(InputError, match="being worked on by another process"):
+                run_local(path, silent)
+        refused += 1
+
+    run_local(path, meanwhile)
+    assert refused
+
+
+def test_no_collected_episode_has_the_seeds_of_another() -> None:
+    starts = [collection_start(seed, number) for seed in range(3) for number in range(100)]
+    assert len({reset for reset, _ in starts}) == len({plan for _, plan in starts}) == 300
+
+
+def test_the_envelope_follows_what_was_collected(straight: Path) -> None:
+    """Of ten slots all belong to collected episodes by now: nothing logged is asked for."""
+    run = new_run(straight.parent / "fresh")
+    Writer(run.replay, run.header).close()
+    before = Trainer(run).weights(0).envelope
+    np.testing.assert_array_equal(before, pretrained()[0].weights.envelope)
+    store, after = Store(straight / "replay"), checkpoint.read(straight).weights.envelope
+    best = max(
+        float(segment.rewards.max()) for segment in store.segments
+    )  # an average return cannot exceed the best reward
+    assert after.max() <= best
+    assert not np.array_equal(after, before)
