@@ -25,9 +25,7 @@ def numbered(number: int, length: int, *, terminated: bool = False, states: int 
 def header(
     *, states: int = 2, actions: int = 1, horizon: int = 1000, env: str | None = None
 ) -> Header:
-    return Header(
-        states=states, actions=actions, horizon=horizon, env=env, source={"kind": "test"}
-    )
+    return Header(states=states, actions=actions, horizon=horizon, env=env, source={"kind": "test"})
 
 
 def same(one: Episode, other: Episode) -> bool:

@@ -2,11 +2,15 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from m3pc.types import InputError
+
+
+PAUSES = (0.0, 0.05, 0.1)  # seconds: whoever only looks holds the lock for less
 
 
 @contextmanager
@@ -17,10 +21,17 @@ def locked(run: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(f"{run} is not a run: {error.strerror}; give the folder of one") from None
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{run} is being worked on by another process; wait for it") from None
+        if not any(_taken(descriptor, pause) for pause in PAUSES):
+            raise InputError(f"{run} is being worked on by another process; wait for it")
         yield
     finally:
         os.close(descriptor)
+
+
+def _taken(descriptor: int, pause: float) -> bool:
+    time.sleep(pause)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,91 @@
+"""Versions of the weights: immutable files, and a pointer to the newest."""
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from m3pc.files import replace_file
+from m3pc.telemetry import COORDINATOR_DOWN, PUBLISHED, Recorder
+from m3pc.types import (
+    Coordinator,
+    CoordinatorUnavailableError,
+    Pointer,
+    Published,
+    Version,
+)
+from m3pc.weights import Weights, to_bytes
+
+log = logging.getLogger(__name__)
+
+
+class FencedError(RuntimeError):
+    """Another learner has begun since: whatever this one publishes, nobody may act by it."""
+
+
+class Publisher:
+    """Of one learner, from its start to its end: versions of one epoch."""
+
+    def __init__(
+        self,
+        run: Path,
+        coordinator: Coordinator,
+        *,
+        name: str,
+        path: Callable[[Version], Path],
+        epoch: int,
+        keep: int,
+        recorder: Recorder,
+    ) -> None:
+        """`name` is the pointer's, `path` where a version lies in the run's folder."""
+        self._run, self._coordinator, self._name, self._path = run, coordinator, name, path
+        self._keep, self._recorder = keep, recorder
+        self.epoch = epoch
+        self._waiting: Pointer | None = None  # on disk, and not known to the coordinator yet
+        (run / path(Version(epoch=epoch, number=0))).parent.mkdir(exist_ok=True)
+
+    def publish(self, weights: Weights, number: int) -> Pointer:
+        """Write a version, then point to it. Where the coordinator is away the file waits for the
+        next try. Weights that are not finite cannot be: `Weights` refuses them."""
+        version = Version(epoch=self.epoch, number=number)
+        assert weights.version == version.packed
+        content, path = to_bytes(weights), self._path(version)
+        replace_file(self._run / path, content)
+        self._waiting = Pointer(
+            version=version,
+            sha256=hashlib.sha256(content).hexdigest(),
+            size=len(content),
+            path=str(path),
+        )
+        pointer = self._waiting
+        self.offer()
+        self._forget_old()
+        return pointer
+
+    def offer(self) -> bool:
+        """Point to what was written last, if nobody does yet; whether it is known now."""
+        if self._waiting is None:
+            return True
+        try:
+            answer = self._coordinator.publish(self._name, self._waiting)
+        except CoordinatorUnavailableError as error:
+            self._recorder.add(COORDINATOR_DOWN)
+            self._recorder.add(PUBLISHED, label="unavailable")
+            log.warning("event=publish-later reason=%s", error)
+            return False
+        self._recorder.add(PUBLISHED, label=answer.value)
+        if answer is Published.FENCED:
+            raise FencedError(f"epoch {self.epoch} was fenced: another learner has begun since")
+        self._waiting = None
+        return True
+
+    def _forget_old(self) -> None:
+        folder = (self._run / self._path(Version(epoch=0, number=0))).parent
+        found = sorted(folder.glob("*.safetensors"), key=_numbers)
+        for old in found[: -self._keep]:
+            old.unlink(missing_ok=True)
+
+
+def _numbers(path: Path) -> list[int]:
+    return [int(part) for part in re.findall("[0-9]+", path.stem)]

@@ -1,0 +1,170 @@
+"""One process of a fleet, as whoever drives the run sees it: made, asked, lost, made again.
+
+Nothing here waits: every look takes what has come since the last one.
+"""
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from m3pc.run.restarts import Restarts
+
+ASK_EVERY = 1.0  # seconds
+State = Literal["waiting", "starting", "up", "parked"]
+Place = tuple[str, int]  # node, process
+
+log = logging.getLogger(__name__)
+
+
+class Seat:
+    """A process that only the driver starts again."""
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        *,
+        patience: float,
+        ask: Callable[[Any], Any] = lambda handle: handle.report.remote(),
+    ) -> None:
+        """`make` gives the handle of a new actor; one that does not answer for `patience` seconds
+        hangs and is killed."""
+        self.name, self._make, self._patience, self._ask = name, make, patience, ask
+        self.restarts = Restarts()
+        self.state: State = "waiting"
+        self.handle: Any = None
+        self.report: Any = None  # the last one
+        self.place: Place | None = None
+        self.reason = ""  # of the last end
+        self._next = 0.0  # when to be made
+        self._asked = self._answered = 0.0
+        self._pending: Any = None
+        self._where: Any = None
+
+    def look(self, now: float) -> None:
+        if self.state == "waiting" and now >= self._next:
+            self._start(now)
+        elif self.state in ("starting", "up"):
+            self._hear(now)
+
+    def end(self) -> None:
+        """Kill it and do not start it again."""
+        if self.handle is not None:
+            _kill(self.handle)
+        self.handle, self.state = None, "parked"
+
+    def lost(self, now: float, reason: str) -> None:
+        """It ended, or has to: start it again later, if it did not end too often."""
+        self.reason = reason
+        if self.handle is not None:
+            _kill(self.handle)
+        self.handle = self._pending = self.report = None
+        again = self.restarts.ended(now)
+        self.state = "parked" if again is None else "waiting"
+        self._next = now if again is None else again
+        log.warning(
+            "event=process-lost name=%s count=%d next=%s reason=%s",
+            self.name,
+            self.restarts.count,
+            self.state if again is None else f"{again - now:.0f}s",
+            reason,
+        )
+
+    def _start(self, now: float) -> None:
+        try:
+            self.handle = self._make()
+        except (ValueError, RayError) as error:  # its name is still taken by the one that died
+            self._next = now + ASK_EVERY
+            log.info("event=start-later name=%s reason=%s", self.name, error)
+            return
+        self.state, self.place = "starting", None
+        self._where = self.handle.__ray_call__.remote(_place)
+        self._answered = now
+        self._send(now)
+        log.info("event=process-started name=%s", self.name)
+
+    def _send(self, now: float) -> None:
+        self._pending, self._asked = self._ask(self.handle), now
+
+    def _hear(self, now: float) -> None:
+        if self._pending is None:
+            if now - self._asked >= ASK_EVERY:
+                self._send(now)
+            return
+        answered, _ = ray.wait([self._pending], timeout=0)
+        if answered:
+            self._take(now)
+        elif now - self._answered > self._patience and self.place is not None:
+            kill_process(self.place)
+            self.silent(now)
+
+    def silent(self, now: float) -> None:
+        self.lost(now, f"no answer for {now - self._answered:.0f} s")
+
+    def _take(self, now: float) -> None:
+        pending, self._pending = self._pending, None
+        try:
+            self.report = ray.get(pending, timeout=1.0)
+        except RayError as error:
+            self.failed(now, error)
+            return
+        self.state, self._answered = "up", now
+        if self.place is None:
+            self._locate()
+
+    def failed(self, now: float, error: RayError) -> None:
+        if isinstance(error, ActorUnavailableError):
+            return  # the answer was lost: ask again
+        self.lost(now, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+    def _locate(self) -> None:
+        found, _ = ray.wait([self._where], timeout=0)
+        if found:
+            try:
+                self.place = ray.get(self._where, timeout=1.0)
+            except RayError:
+                self._where = self.handle.__ray_call__.remote(_place)
+
+
+class RestartedSeat(Seat):
+    """A process that Ray starts again by itself, under the same handle. It comes back idle."""
+
+    def failed(self, now: float, error: RayError) -> None:
+        if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
+            self.lost(now, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+    def silent(self, now: float) -> None:
+        """It was killed: Ray makes another."""
+        self.reason = f"no answer for {now - self._answered:.0f} s"
+        log.warning("event=process-hung name=%s reason=%s", self.name, self.reason)
+        self._pending, self._answered, self.place = None, now, None
+        self._where = self.handle.__ray_call__.remote(_place)
+
+
+def kill_process(place: Place) -> None:
+    """From outside, on its own machine: a stopped process obeys nobody else."""
+    node, pid = place
+    strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+    _end_process.options(scheduling_strategy=strategy).remote(pid)
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def _end_process(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def _place(actor: object) -> Place:
+    return ray.get_runtime_context().get_node_id(), os.getpid()
+
+
+def _kill(handle: Any) -> None:
+    try:
+        ray.kill(handle)
+    except RayError as error:
+        log.info("event=kill-failed reason=%s", error)
