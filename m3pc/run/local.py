@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from actors.evaluate import Evaluation, evaluate
 from actors.rollout import Rollout, Start, rollouts
-from m3pc.config import Config, OnlineConfig
+from m3pc.config import OnlineConfig
 from m3pc.envs import make_vector
 from m3pc.envs.make import Vector
+from m3pc.run.evaluation import evaluated, evaluation
 from m3pc.run.lock import locked
 from m3pc.run.means import Means
 from m3pc.run.online import OnlineRun, open_run
@@ -32,7 +32,7 @@ from replay.payload import encode
 from replay.writer import Options, Writer
 
 Report = Callable[[Mapping[str, Any]], None]
-COLLECT, EVALUATE = 1, 2  # what a seed is for
+COLLECT = 1  # what a seed is for
 SLOT, INCARNATION = 0, 0  # of the only producer
 
 
@@ -153,27 +153,6 @@ def collection_start(seed: int, number: int) -> Start:
     child = np.random.SeedSequence([seed, number], spawn_key=(COLLECT,))
     reset_seed, planning_seed = child.generate_state(2, np.uint64)
     return int(reset_seed >> 33), int(planning_seed >> 1)
-
-
-def evaluation(run: OnlineRun, weights: Weights) -> Evaluation:
-    """Of the planner as it is configured, on episodes that are the same all along the run."""
-    config: Config = run.config
-    child = np.random.SeedSequence(config.seed, spawn_key=(EVALUATE,))
-    return evaluate(
-        run.facts.env,
-        Policy(weights),
-        episodes=config.evaluation.episodes,
-        seed=int(child.generate_state(1)[0]),
-        slots=config.evaluation.episodes,
-        window=config.model.window,
-        horizon=config.planner.horizon,
-    )
-
-
-def evaluated(found: Evaluation, updates: int) -> dict[str, float]:
-    score = math.nan if found.score is None else found.score
-    numbers = {"return": found.mean, "error": found.standard_error, "score": score}
-    return numbers | {"length": float(found.lengths.mean()), "updates": updates}
 
 
 def _collected(found: Sequence[Rollout]) -> dict[str, float]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from m3pc.types import InputError
 
-
 PAUSES = (0.0, 0.05, 0.1)  # seconds: whoever only looks holds the lock for less
 
 

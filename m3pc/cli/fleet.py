@@ -1,0 +1,90 @@
+"""`m3pc status`, `scale`, `stop`: look at a run and change its fleet, from any shell."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an online run.")]
+POLL = 0.5  # seconds
+
+
+def status(
+    run: Run,
+    json_: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """What a run does now, or did last."""
+    import json
+
+    from rich.console import Console
+
+    from m3pc.cli.live import page
+    from m3pc.run.control import told
+    from m3pc.run.online import open_run
+
+    open_run(run)
+    found = told(run)
+    if json_:
+        typer.echo(json.dumps(found))
+    elif "state" not in found:
+        typer.echo(f"{run} has not run on a fleet yet; m3pc resume {run} starts it")
+    else:
+        Console(highlight=False).print(page(found))
+
+
+def scale(
+    run: Run,
+    actors: Annotated[int, typer.Argument(min=0, help="Rollout processes from now on.")],
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 120.0,
+) -> None:
+    """Change how many rollout processes a running job has. Nothing acknowledged is lost."""
+    from m3pc.run.control import want
+
+    _require_driven(run)
+    want(run, actors=actors)
+    found = _wait(run, wait, lambda now: _running(now) == actors)
+    typer.echo(f"actors running: {_running(found)}, wanted: {actors}")
+    if _running(found) != actors:
+        raise typer.Exit(1)
+
+
+def stop(
+    run: Run,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 60.0,
+) -> None:
+    """End a running job in order: episodes are stored, a checkpoint is written."""
+    from m3pc.run.control import want
+
+    _require_driven(run)
+    want(run, stop=True)
+    found = _wait(run, wait, lambda now: not now["driven"])
+    if found["driven"]:
+        typer.echo(f"{run} was told to stop and has not ended within {wait:g} s")
+        raise typer.Exit(1)
+    typer.echo(f"stopped after {found.get('steps', 0):,} steps; m3pc resume {run} goes on")
+
+
+def _require_driven(run: Path) -> None:
+    from m3pc.run.control import is_driven
+    from m3pc.run.online import open_run
+    from m3pc.types import InputError
+
+    open_run(run)
+    if not is_driven(run):
+        raise InputError(f"{run} does not run; start it with m3pc resume {run}")
+
+
+def _running(found: dict[str, Any]) -> int:
+    return sum(actor["state"] == "running" for actor in found.get("actors", ()))
+
+
+def _wait(run: Path, seconds: float, done: Any) -> dict[str, Any]:
+    from m3pc.run.control import told
+
+    end = time.monotonic() + seconds
+    while True:
+        found = told(run)
+        if done(found) or time.monotonic() >= end:
+            return found
+        time.sleep(POLL)

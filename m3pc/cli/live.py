@@ -1,0 +1,104 @@
+"""What a run does, on one page that is drawn again and again."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+EVERY = 10.0  # seconds between two lines where there is no terminal
+Show = Callable[[Mapping[str, Any]], None]
+
+
+@contextmanager
+def live(title: str) -> Iterator[Show]:
+    """Yield a function that shows a status: a page on a terminal, else a line now and then."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with _page(console) if console.is_terminal else _lines(title) as show:
+        yield show
+
+
+@contextmanager
+def _page(console: Any) -> Iterator[Show]:
+    from rich.live import Live
+
+    with Live(console=console, refresh_per_second=4, transient=False) as view:
+        yield lambda status: view.update(page(status))
+
+
+@contextmanager
+def _lines(title: str) -> Iterator[Show]:
+    last = -math.inf
+
+    def show(status: Mapping[str, Any]) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY:
+            last = time.monotonic()
+            typer.echo(f"{title}: {line(status)}", err=True)
+            sys.stderr.flush()
+
+    yield show
+
+
+def line(status: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name} {text}" for name, text in _rows(status).items())
+
+
+def page(status: Mapping[str, Any]) -> "RenderableType":
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.table import Table
+
+    numbers = Table(box=None, show_header=False, padding=(0, 2))
+    for name, text in _rows(status).items():
+        numbers.add_row(f"[dim]{name}[/dim]", text)
+    actors = Table("actor", "state", "process", "steps", "restarts", "why", box=SIMPLE_HEAD)
+    for actor in status.get("actors", ()):
+        cells = (actor[name] for name in ("slot", "state", "pid", "steps", "restarts", "reason"))
+        actors.add_row(*map(str, cells))
+    return Group(numbers, actors)
+
+
+def _rows(status: Mapping[str, Any]) -> dict[str, str]:
+    planner = status.get("planner", {})
+    parts = status.get("parts", {})
+    fallen = [f"{name} {state}" for name, state in parts.items() if state != "up"]
+    rows = {
+        "state": status["state"] + ("" if status.get("driven", True) else " (not running)"),
+        "steps": f"{status['steps']:,} of {status['of']:,}",
+        "steps/s": _number(status["steps_per_second"]),
+        "actors": f"{status['running']} of {status['wanted']}",
+        "episodes": f"{status['episodes']:,}",
+        "return": f"{_number(status['return'])} (best {_number(status['best'])})",
+        "updates": f"{status['updates']:,} of {status['owed']:,} owed",
+        "policy age": f"{_number(status['age'])} updates (most {_number(status['oldest'])})",
+        "replay mix": f"{_number(100 * status['collected_share'])} % collected",
+        "planner": f"p50 {_ms(planner.get('p50'))}, p99 {_ms(planner.get('p99'))}, "
+        f"batch {_number(planner.get('batch'))}",
+        "entropy": f"{_number(status['entropy'])} (bound {_number(status['target'])}), "
+        f"alpha {_number(status['alpha'])}",
+    }
+    if status.get("evaluation"):
+        latest = status["evaluation"][-1]
+        rows["evaluation"] = f"{_number(latest['return'])} at step {latest['step']:,}"
+    if fallen:
+        rows["away"] = ", ".join(fallen)
+    return rows
+
+
+def _number(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None or math.isnan(seconds) else f"{1000 * seconds:.3g} ms"

@@ -1,0 +1,33 @@
+"""How good a run is by now: its planner on episodes that are the same all along the run."""
+
+import math
+
+import numpy as np
+
+from actors.evaluate import Evaluation, evaluate
+from m3pc.run.online import OnlineRun
+from m3pc.weights import Weights
+from planner.policy import Policy
+
+EVALUATE = 2  # what the seed is for
+
+
+def evaluation(run: OnlineRun, weights: Weights) -> Evaluation:
+    """Of the planner as it is configured, on episodes that are the same all along the run."""
+    config = run.config
+    child = np.random.SeedSequence(config.seed, spawn_key=(EVALUATE,))
+    return evaluate(
+        run.facts.env,
+        Policy(weights),
+        episodes=config.evaluation.episodes,
+        seed=int(child.generate_state(1)[0]),
+        slots=config.evaluation.episodes,
+        window=config.model.window,
+        horizon=config.planner.horizon,
+    )
+
+
+def evaluated(found: Evaluation, updates: int) -> dict[str, float]:
+    score = math.nan if found.score is None else found.score
+    numbers = {"return": found.mean, "error": found.standard_error, "score": score}
+    return numbers | {"length": float(found.lengths.mean()), "updates": updates}
