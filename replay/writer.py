@@ -21,7 +21,7 @@ from replay import log as logs
 from replay import manifest, recovery
 from replay.fs import FS, Disk, File
 from replay.ledger import BrokenStoreError, Ledger
-from replay.listing import Listing, Producer
+from replay.listing import Listing, Producer, Totals
 from replay.log import Entry, Log, Salts
 from replay.manifest import AnyEvent, Drop, Header, Quarantine, Roll, Withdraw
 from replay.mark import NAME as MARK
@@ -29,6 +29,7 @@ from replay.mark import Mark
 from replay.payload import PayloadError, decode
 from replay.producers import Producers, following
 from replay.recovery import QUARANTINE
+from replay.schema import FORMAT
 from replay.segment import FOLDER as SEGMENTS
 from replay.segment import check_bytes, write_segment
 
@@ -75,7 +76,7 @@ class Writer:
         self.path, self.options = Path(path), options or Options()
         self._fs, self._salts = fs or Disk(), salts
         self._broken: str | None = None
-        header = header.model_copy(update={"event": "live"})
+        header = header.model_copy(update={"event": "live", "format": FORMAT})
         self._unlock = _locked(self._fs, self.path)
         try:
             self._recover(header, accept_loss)
@@ -88,6 +89,11 @@ class Writer:
         if manifest.NAME not in fs.names(path):
             recovery.create(fs, path, header, self._salts)
         found = recovery.find(fs, path, accept_loss=accept_loss)
+        if found.listing.header.format != FORMAT:
+            raise InputError(
+                f"{path} has format {found.listing.header.format}, of an older version of m3pc: it "
+                f"can be read and exported, but only format {FORMAT} is written; give another folder"
+            )
         if found.listing.header != header:
             raise InputError(
                 f"{path} was made for {found.listing.header.model_dump_json()}, not for "
@@ -99,6 +105,7 @@ class Writer:
         self._entries: list[Entry] = found.entries
         self._producers = Producers(found.listing.producers, self.options.most_refused)
         self._producers.advance(found.entries)
+        self.totals = found.listing.totals.plus(_totals(found.entries))
         self._mark: File = _open_mark(fs, path)
         self._write_mark()
         for listed in found.lost:
@@ -119,6 +126,16 @@ class Writer:
     @property
     def listing(self) -> Listing:
         return self._ledger.listing
+
+    @property
+    def bytes(self) -> int:
+        """Of the segments and the open log."""
+        return sum(listed.bytes for listed in self.listing.segments) + self._log.end
+
+    @property
+    def steps(self) -> int:
+        """In the store now."""
+        return self.totals.steps - self.listing.gone_steps
 
     def producer(self, slot: int) -> Producer:
         """Where a slot stands, for whoever hands out incarnations."""
@@ -148,6 +165,7 @@ class Writer:
                 return self._all_later(requests, full)
             self._producers.advance(entries)
             self._entries += entries
+            self.totals = self.totals.plus(_totals(entries))
             self._write_mark()
             self._roll_if_due()
         return acks
@@ -244,6 +262,7 @@ class Writer:
         name = folder / logs.file_name(number + 1)
         next_log = logs.create(self._fs, name, number + 1, self.header, self._salts)
         slots = sorted({entry.key.slot for entry in self._entries})
+        totals = _totals(self._entries)
         try:
             self._fs.sync_folder(folder)
             self._record(
@@ -252,6 +271,8 @@ class Writer:
                     steps=steps,
                     episodes=episodes,
                     refused=len(self._entries) - len(kept),
+                    terminated=totals.terminated,
+                    truncated=totals.truncated,
                     producers=[(slot, *self._producers[slot]) for slot in slots],
                 )
             )
@@ -417,6 +438,16 @@ class Writer:
     def _require_whole(self) -> None:
         if self._broken:
             raise BrokenStoreError(errno.EIO, self._broken)
+
+
+def _totals(entries: Sequence[Entry]) -> Totals:
+    kept = [entry.episode for entry in entries if entry.episode is not None]
+    return Totals(
+        episodes=len(kept),
+        steps=sum(map(len, kept)),
+        terminated=sum(episode.terminated for episode in kept),
+        truncated=sum(episode.truncated and not episode.terminated for episode in kept),
+    )
 
 
 def _open_mark(fs: FS, path: Path) -> File:
