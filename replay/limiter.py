@@ -68,7 +68,12 @@ class Limits:
 
 
 def limits(
-    *, samples_per_insert: float, batch: int, max_insert: int, min_size: int, slack: float = 0.0
+    *,
+    samples_per_insert: float | Fraction,
+    batch: int,
+    max_insert: int,
+    min_size: int,
+    slack: float | Fraction = 0.0,
 ) -> Limits:
     """The narrowest live band with samples_per_insert * min_size in its middle, and `slack` on both
     sides of it: with more, bursts of one side make the other wait less often."""
@@ -123,6 +128,14 @@ class Limiter:
         short = self.limits.min_diff + self.limits.batch - self.error
         missing = math.ceil(short / self.limits.samples_per_insert)
         return max(missing, self.limits.min_size - self.inserts, 0)
+
+    @property
+    def most_samples(self) -> int:
+        """That may be drawn in all before more is inserted."""
+        if self.inserts < self.limits.min_size:
+            return 0
+        earned = self.inserts * self.limits.samples_per_insert
+        return max(math.floor(earned - self.limits.min_diff), 0)
 
     def inserted(self, count: int) -> "Limiter":
         assert not self.samples_missing(count)

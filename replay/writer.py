@@ -155,7 +155,7 @@ class Writer:
 
     def commit(self, requests: Sequence[Request]) -> list[Ack]:
         """What becomes of each; those that are new are synced together."""
-        self._require_whole()
+        self.require_whole()
         if not self._make_room():
             return self._all_later(requests, "the disk is almost full")
         acks, entries = self._judge(requests)
@@ -169,6 +169,16 @@ class Writer:
             self._write_mark()
             self._roll_if_due()
         return acks
+
+    def early(self, key: AppendKey) -> Ack | None:
+        """The answer to whatever is not the next of its producer: it needs no payload and writes
+        nothing. Any thread may ask."""
+        self.require_whole()
+        status, expected, reason = self._producers.judge(key, {})
+        return None if status is Status.DURABLE else self._ack(status, expected, reason)
+
+    def later(self, key: AppendKey, reason: str) -> Ack:
+        return self._ack(Status.RETRY_LATER, self._producers.expected(key), reason)
 
     def _judge(self, requests: Sequence[Request]) -> tuple[list[Ack], list[Entry]]:
         """The answers, if all goes well, and what must be in the log before they are given."""
@@ -194,7 +204,7 @@ class Writer:
             self._write_and_sync(entries)
             return ""
         except OSError as error:
-            self._require_whole()
+            self.require_whole()
             if error.errno in FULL and not self._log.doubtful:
                 return str(error)
             log.error("event=sync-failed log=%d error=%s", self._log.number, error)
@@ -209,7 +219,7 @@ class Writer:
             self._write_and_sync(entries)
             return ""
         except OSError as error:
-            self._require_whole()
+            self.require_whole()
             if error.errno in FULL:
                 return str(error)
             raise self._break(error) from error
@@ -224,7 +234,7 @@ class Writer:
 
     def roll(self) -> None:
         """Make a segment of the log now."""
-        self._require_whole()
+        self.require_whole()
         if self._entries:
             self._roll()
 
@@ -234,7 +244,7 @@ class Writer:
         try:
             self._roll()
         except OSError as error:
-            self._require_whole()
+            self.require_whole()
             log.warning("event=roll-postponed log=%d error=%s", self._log.number, error)
 
     def _roll(self) -> None:
@@ -242,7 +252,7 @@ class Writer:
         try:
             self._roll_once()
         except OSError as error:
-            self._require_whole()
+            self.require_whole()
             if error.errno in FULL:
                 raise
             log.error("event=roll-failed log=%d error=%s", self._log.number, error)
@@ -315,14 +325,14 @@ class Writer:
         try:
             self.drop(numbers, "retention")
         except OSError as error:
-            self._require_whole()
+            self.require_whole()
             log.warning("event=retention-postponed segments=%s error=%s", numbers, error)
 
     def drop(
         self, numbers: Sequence[int], reason: Literal["retention", "operator"] = "operator"
     ) -> None:
         """Forget segments. Their producers' sequence numbers stay used."""
-        self._require_whole()
+        self.require_whole()
         known = {listed.number: listed for listed in self.listing.segments}
         unknown = sorted(set(numbers) - known.keys())
         if unknown:
@@ -335,12 +345,12 @@ class Writer:
         self._remove([self.path / SEGMENTS / entry.name for entry in files])
 
     def withdraw(self, slot: int, incarnation: int | None = None) -> None:
-        self._require_whole()
+        self.require_whole()
         self._record(Withdraw(slot=slot, incarnation=incarnation))
 
     def quarantine(self, number: int, reason: str) -> None:
         """Set a damaged segment aside: it is no part of the store any more, but nothing is lost."""
-        self._require_whole()
+        self.require_whole()
         (listed,) = [s for s in self.listing.segments if s.number == number]
         self._record(Quarantine(number=number, reason=reason[:500]))
         log.error("event=segment-quarantined number=%d reason=%s", number, reason)
@@ -424,10 +434,7 @@ class Writer:
         )
 
     def _all_later(self, requests: Sequence[Request], reason: str) -> list[Ack]:
-        return [
-            self._ack(Status.RETRY_LATER, self._producers.expected(request.key), reason)
-            for request in requests
-        ]
+        return [self.later(request.key, reason) for request in requests]
 
     def _break(self, error: OSError) -> BrokenStoreError:
         self._broken = f"{self.path} cannot be written any more: {error}; look at the disk, then "
@@ -435,7 +442,8 @@ class Writer:
         log.critical("event=store-broken path=%s error=%s", self.path, error)
         return BrokenStoreError(error.errno, self._broken)
 
-    def _require_whole(self) -> None:
+    def require_whole(self) -> None:
+        """BrokenStoreError once nothing more can be promised."""
         if self._broken:
             raise BrokenStoreError(errno.EIO, self._broken)
 
