@@ -120,7 +120,7 @@ class Gate:
             self._changed.wait_for(
                 lambda: (
                     epoch != self._epoch
-                    or total <= self._granted
+                    or total <= self.granted
                     or self._reachable(total) > self._limiter.samples
                 ),
                 0 if self._alone(start) else timeout,
@@ -129,12 +129,12 @@ class Gate:
             self.sample_waited += end - start
             self._refuse_older(epoch)
             self._draw(self._reachable(total))
-            if total > self._granted:
-                self._go_on_alone(end, total - self._granted)
-            return min(total, self._granted)
+            if total > self.granted:
+                self._go_on_alone(end, total - self.granted)
+            return min(total, self.granted)
 
     @property
-    def _granted(self) -> int:
+    def granted(self) -> int:
         return self._limiter.samples + self.offline_samples
 
     def _reachable(self, total: int) -> int:

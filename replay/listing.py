@@ -54,6 +54,9 @@ class Totals(NamedTuple):
         return Totals(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
+NOTHING = Totals()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     header: Header
@@ -61,7 +64,7 @@ class Listing:
     rolls: int = 0  # logs that became segments; the open one has this number
     segments: tuple[Listed, ...] = ()
     producers: Mapping[int, Producer] = field(default_factory=dict)  # by slot
-    totals: Totals = Totals()  # of logs that became segments
+    totals: Totals = NOTHING  # of logs that became segments
     refused: int = 0  # episodes, in logs that became segments
     dropped: tuple[int, ...] = ()
     quarantined: tuple[Quarantine, ...] = ()
@@ -97,7 +100,7 @@ class Tally:
         assert isinstance(events[0], Header), "a manifest begins with a header"
         self._path, self._header = path, events[0]
         self._rolls = self._refused = 0
-        self._totals = Totals()
+        self._totals = NOTHING
         self._segments: dict[int, Listed] = {}
         self._producers: dict[int, Producer] = {}
         self._dropped: list[int] = []

@@ -91,8 +91,9 @@ class Writer:
         found = recovery.find(fs, path, accept_loss=accept_loss)
         if found.listing.header.format != FORMAT:
             raise InputError(
-                f"{path} has format {found.listing.header.format}, of an older version of m3pc: it "
-                f"can be read and exported, but only format {FORMAT} is written; give another folder"
+                f"{path} has format {found.listing.header.format}, of an older version of m3pc: "
+                f"it can be read and exported, but not changed; this version writes format "
+                f"{FORMAT}; give another folder"
             )
         if found.listing.header != header:
             raise InputError(
@@ -128,8 +129,8 @@ class Writer:
         return self._ledger.listing
 
     @property
-    def bytes(self) -> int:
-        """Of the segments and the open log."""
+    def size(self) -> int:
+        """Bytes of the segments and the open log."""
         return sum(listed.bytes for listed in self.listing.segments) + self._log.end
 
     @property

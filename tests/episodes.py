@@ -40,5 +40,5 @@ def same(one: Episode, other: Episode) -> bool:
     )
     names = ("terminated", "truncated", "seed", "version", "last_version")
     plain = all(getattr(one, name) == getattr(other, name) for name in names)
-    measured = [(e.condition, e.utility) for e in (one, other)]
-    return arrays and plain and np.array_equal(*measured, equal_nan=True)
+    measured = [[e.condition, e.utility] for e in (one, other)]
+    return arrays and plain and np.array_equal(measured[0], measured[1], equal_nan=True)
