@@ -68,12 +68,7 @@ class Limits:
 
 
 def limits(
-    *,
-    samples_per_insert: float | Fraction,
-    batch: int,
-    max_insert: int,
-    min_size: int,
-    slack: float | Fraction = 0.0,
+    *, samples_per_insert: float, batch: int, max_insert: int, min_size: int, slack: float = 0.0
 ) -> Limits:
     """The narrowest live band with samples_per_insert * min_size in its middle, and `slack` on both
     sides of it: with more, bursts of one side make the other wait less often."""

@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from m3pc.config import OnlineConfig
 from m3pc.types import InputError
-from replay.limiter import FINEST, Limits, limits
+from replay.limiter import FINEST, Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +32,18 @@ class Schedule:
         return steps * ratio.numerator + episodes * self.updates_per_episode * ratio.denominator
 
     def limits(self) -> Limits:
-        """A sample is one update. The band's middle is where exactly what is owed was done."""
+        """A sample is one update. The band's middle is where what is owed was done, no more and no
+        less; there the longest episode may come, and its updates may be done before it."""
         longest, unit = self.units(self.horizon), Fraction(1, self._ratio.denominator)
-        return limits(
+        owed = longest * unit
+        reach = max(owed, (1 + owed) / 2) + self.slack * owed / self.horizon
+        return Limits(
             samples_per_insert=unit,
             batch=1,
             max_insert=longest,
             min_size=0,
-            slack=self.slack * longest * unit / self.horizon,
+            min_diff=-reach,
+            max_diff=reach,
         )
 
     @property

@@ -67,13 +67,14 @@ class StoreService:
         *,
         options: Options | None = None,
         fs: FS | None = None,
+        wait: float = LONGEST_WAIT,
         patience: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Waits here end before a caller's own deadline of `fleet.deadline` does."""
         self._fs, self._clock = fs or Disk(), clock
         self._schedule = schedule_of(online, header.horizon)
-        self._wait = min(LONGEST_WAIT, fleet.deadline / 4)
+        self._wait = min(wait, fleet.deadline / 4)
         self._writer = Writer(path, header, options or options_of(fleet), fs=self._fs)
         self._gate = Gate(
             Limiter(self._schedule.limits(), inserts=self._inserts()),
@@ -93,7 +94,7 @@ class StoreService:
     def append(self, key: AppendKey, payload: bytes) -> Ack:
         begin = self._clock()
         ack = self._append(AppendKey(*key), payload)
-        self._recorder.add(APPENDS, label=ack.status)
+        self._recorder.add(APPENDS, label=ack.status.value)
         self._recorder.observe(APPEND_SECONDS, self._clock() - begin)
         return ack
 

@@ -56,14 +56,19 @@ def test_what_is_owed_adds_up_exactly(
 
 def test_slack_is_in_steps_and_widens_both_sides() -> None:
     narrow, wide = schedule(0.2, 0).limits(), schedule(0.2, 0, slack=50).limits()
-    assert (narrow.min_diff, narrow.max_diff) == (Fraction(-99, 5), Fraction(99, 5))
+    assert (narrow.min_diff, narrow.max_diff) == (-20, 20)
     assert wide.max_diff - narrow.max_diff == narrow.min_diff - wide.min_diff == 10
+
+
+def test_a_rate_below_one_update_an_episode_leaves_room_for_an_update() -> None:
+    limits = schedule(0.001, 0).limits()  # a tenth of an update an episode
+    assert (limits.min_diff, limits.max_diff) == (Fraction(-11, 20), Fraction(11, 20))
 
 
 def test_the_learner_may_be_ahead_by_the_lower_edge_at_most() -> None:
     limits = schedule(0.2, 0, slack=50).limits()
-    assert Limiter(limits).most_samples == 29  # 99 / 5 + 10
-    assert Limiter(limits, inserts=7).most_samples == 31  # 7 / 5 more
+    assert Limiter(limits).most_samples == 30  # 100 / 5 + 10
+    assert Limiter(limits, inserts=7).most_samples == 31  # 7 / 5 more, rounded down
 
 
 @pytest.mark.parametrize(("per_step", "per_episode"), [(0.0, 0), (1e-9, 0)])
