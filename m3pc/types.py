@@ -31,6 +31,14 @@ class DivergedError(RuntimeError):
     """A loss or gradient is not finite: nothing that follows would mean anything."""
 
 
+class FencedError(RuntimeError):
+    """A newer process has the same part: whoever is told so stops."""
+
+
+class StoreUnavailableError(RuntimeError):
+    """No answer of the store within the deadline: ask again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """One trajectory, whole. Neither terminated nor truncated means that it was cut short."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, Full, Queue
+from typing import NamedTuple
 
 from m3pc.types import Ack, AppendKey, Status
 from replay.writer import Request, Writer
@@ -16,7 +17,11 @@ STOP_SECONDS = 30.0
 
 log = logging.getLogger(__name__)
 
-Waiting = tuple[Request, "Future[Ack]"]
+
+class Waiting(NamedTuple):
+    request: Request
+    answer: "Future[Ack]"
+    settle: Callable[[], None]
 
 
 class Appender:
@@ -35,19 +40,30 @@ class Appender:
 
     def append(self, key: AppendKey, payload: bytes) -> Ack:
         """Checked here, in the caller's thread; then it waits for its group, not for ever."""
-        request = self.writer.request(key, payload)
-        answer: Future[Ack] = Future()
+        return self.commit(self.writer.request(key, payload))
+
+    def commit(self, request: Request, settle: Callable[[], None] = lambda: None) -> Ack:
+        """`settle` is called once, when it is known whether the request is stored: before it is
+        answered, or after its caller was told that nobody knows."""
+        waiting = Waiting(request, Future(), settle)
         begin = time.monotonic()
         try:
-            self._queue.put((request, answer), timeout=self._deadline)
-            return answer.result(self._deadline - (time.monotonic() - begin))
-        except (Full, TimeoutError):
-            return Ack(
-                status=Status.RETRY_LATER,
-                expected=0,
-                durability=self.writer.options.durability,
-                reason=f"no answer within {self._deadline:g} seconds; it may be stored or not",
-            )
+            self._queue.put(waiting, timeout=self._deadline)
+        except Full:
+            settle()
+            return self._nobody_knows()
+        try:
+            return waiting.answer.result(self._deadline - (time.monotonic() - begin))
+        except TimeoutError:
+            return self._nobody_knows()
+
+    def _nobody_knows(self) -> Ack:
+        return Ack(
+            status=Status.RETRY_LATER,
+            expected=0,
+            durability=self.writer.options.durability,
+            reason=f"no answer within {self._deadline:g} seconds; it may be stored or not",
+        )
 
     def call(self, action: Callable[[Writer], None]) -> None:
         """Do something else with the writer, between two groups."""
@@ -95,12 +111,14 @@ class Appender:
     def _commit(self, group: list[Waiting]) -> None:
         try:
             with self._own:
-                acks = self.writer.commit([request for request, _ in group])
+                acks = self.writer.commit([waiting.request for waiting in group])
         except Exception as error:
-            for _, answer in group:
-                answer.set_exception(error)
+            for waiting in group:
+                waiting.settle()
+                waiting.answer.set_exception(error)
             if not isinstance(error, OSError):
                 log.exception("event=appender-failed")
         else:
-            for (_, answer), ack in zip(group, acks, strict=True):
-                answer.set_result(ack)
+            for waiting, ack in zip(group, acks, strict=True):
+                waiting.settle()
+                waiting.answer.set_result(ack)

@@ -1,5 +1,7 @@
 """Which episodes a store takes, and under which keys."""
 
+import math
+
 import numpy as np
 
 from m3pc.types import AppendKey, Episode, Floats, InputError
@@ -36,6 +38,11 @@ def check(episode: Episode, header: Header, number: int) -> None:
             raise InputError(
                 f"episode {number}: {name} hold NaN or Inf at step {row}; "
                 "every number must be finite, clean the source first"
+            )
+    for name in ("condition", "utility"):
+        if math.isinf(getattr(episode, name)):
+            raise InputError(
+                f"episode {number}: its {name} is infinite; expected a number, or NaN for none"
             )
     beyond = float(np.abs(episode.actions).max())
     if beyond > 1 + ACTION_SLACK:

@@ -124,6 +124,14 @@ class Limiter:
         missing = math.ceil(short / self.limits.samples_per_insert)
         return max(missing, self.limits.min_size - self.inserts, 0)
 
+    @property
+    def most_samples(self) -> int:
+        """That may be drawn in all before more is inserted."""
+        if self.inserts < self.limits.min_size:
+            return 0
+        earned = self.inserts * self.limits.samples_per_insert
+        return max(math.floor(earned - self.limits.min_diff), 0)
+
     def inserted(self, count: int) -> "Limiter":
         assert not self.samples_missing(count)
         return replace(self, inserts=self.inserts + count)

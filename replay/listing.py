@@ -38,6 +38,25 @@ class Producer(NamedTuple):
     expected: int  # its next sequence number
 
 
+class Totals(NamedTuple):
+    """Episodes that were ever stored, each once, whatever became of them since."""
+
+    episodes: int = 0
+    steps: int = 0
+    terminated: int = 0  # episodes
+    truncated: int = 0  # and not terminated
+
+    @property
+    def aborted(self) -> int:
+        return self.episodes - self.terminated - self.truncated
+
+    def plus(self, other: "Totals") -> "Totals":
+        return Totals(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+
+NOTHING = Totals()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     header: Header
@@ -45,11 +64,16 @@ class Listing:
     rolls: int = 0  # logs that became segments; the open one has this number
     segments: tuple[Listed, ...] = ()
     producers: Mapping[int, Producer] = field(default_factory=dict)  # by slot
-    episodes: int = 0  # in logs that became segments, whatever became of those
+    totals: Totals = NOTHING  # of logs that became segments
     refused: int = 0  # episodes, in logs that became segments
     dropped: tuple[int, ...] = ()
     quarantined: tuple[Quarantine, ...] = ()
     withdrawn: tuple[Withdraw, ...] = ()
+
+    @property
+    def gone_steps(self) -> int:
+        """Of live segments that were dropped or set aside."""
+        return self.totals.steps - sum(listed.steps.rows for listed in self.segments)
 
 
 def add_up(events: Sequence[AnyEvent], path: Path) -> Listing:
@@ -75,7 +99,8 @@ class Tally:
     def __init__(self, events: Sequence[AnyEvent], path: Path) -> None:
         assert isinstance(events[0], Header), "a manifest begins with a header"
         self._path, self._header = path, events[0]
-        self._rolls = self._episodes = self._refused = 0
+        self._rolls = self._refused = 0
+        self._totals = NOTHING
         self._segments: dict[int, Listed] = {}
         self._producers: dict[int, Producer] = {}
         self._dropped: list[int] = []
@@ -90,7 +115,9 @@ class Tally:
                 self._rolls, self._refused = number + 1, self._refused + event.refused
                 self._producers |= {slot: Producer(*where) for slot, *where in event.producers}
                 if event.steps and event.episodes:
-                    self._episodes += event.episodes.rows
+                    rows = event.episodes.rows, event.steps.rows
+                    ended = event.terminated, event.truncated
+                    self._totals = self._totals.plus(Totals(*rows, *ended))
                     self._segments[number] = Listed(number, event.steps, event.episodes)
             case Drop(numbers=numbers) if self._segments.keys() >= set(numbers):
                 self._dropped += [number for number in numbers if self._segments.pop(number)]
@@ -112,7 +139,7 @@ class Tally:
             rolls=self._rolls,
             segments=tuple(self._segments.values()),
             producers=dict(self._producers),
-            episodes=self._episodes,
+            totals=self._totals,
             refused=self._refused,
             dropped=tuple(self._dropped),
             quarantined=tuple(self._quarantined),

@@ -1,13 +1,15 @@
 """The open log of a live store: frames that are whole or are not there. L steps, S state, A action.
 
     head   magic crc | number salt fingerprint
-    frame  magic crc | slot ended reason incarnation sequence seed version steps | the numbers
+    frame  magic crc | slot ended reason incarnation sequence seed version steps
+           last version, condition, utility (not in format 1) | the numbers
 
 The numbers are states [L + 1, S], actions [L, A] and rewards [L] as float32, padded to 8 bytes. A
 frame without steps stands for an episode that was refused. Every CRC-32 begins with the log's
 random salt, so that an old log's blocks, which a file system may hand out again, are no frames.
 """
 
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +24,19 @@ from replay.checks import check, possible
 from replay.fs import FS, File
 from replay.manifest import Header
 from replay.payload import TERMINATED, TRUNCATED, Code
+from replay.schema import FORMAT
 
 FOLDER = "log"
 MAGIC, FRAME_MAGIC = b"m3pl", b"m3pf"
 HEAD = struct.Struct("<4sIQ8s8s")
-FRAME = struct.Struct("<4sIIHHQQqqII")
+FRAMES = {  # by the store's format, which the fingerprint in the head depends on
+    1: struct.Struct("<4sIIHHQQqqII"),
+    2: struct.Struct("<4sIIHHQQqqIIqdd"),
+}
 CHECKED = 8  # bytes before those that a checksum covers
 SKIPPED = 4  # bit of `ended`, beside TERMINATED and TRUNCATED
 REASONS: tuple[Code, ...] = get_args(Code)
+NO_TAGS = (-1, math.nan, math.nan)  # last version, condition, utility
 SALT, SALT_AT = 8, 16  # bytes; where they stand in the head
 
 Salts = Callable[[int], bytes]  # `os.urandom`, or its stand-in
@@ -119,15 +126,16 @@ def encode(entry: Entry, salt: bytes) -> list[bytes]:
     if episode is None:
         assert entry.reason is not None, "a refused episode has a reason"
         ended, steps, seed, version = SKIPPED, 0, 0, 0
-        reason, numbers = REASONS.index(entry.reason), b""
+        reason, numbers, tags = REASONS.index(entry.reason), b"", NO_TAGS
     else:
         ended = TERMINATED * episode.terminated | TRUNCATED * episode.truncated
         steps, seed, version, reason = len(episode), episode.seed, episode.version, 0
+        tags = (episode.last_version, episode.condition, episode.utility)
         columns = (episode.states, episode.actions, episode.rewards)
         numbers = b"".join(column.tobytes() for column in columns)
         numbers += bytes(-len(numbers) % 8)
-    fields = (ended, reason, key.incarnation, key.sequence, seed, version, steps, 0)
-    head = FRAME.pack(FRAME_MAGIC, 0, key.slot, *fields)
+    fields = (ended, reason, key.incarnation, key.sequence, seed, version, steps, 0, *tags)
+    head = FRAMES[FORMAT].pack(FRAME_MAGIC, 0, key.slot, *fields)
     return [FRAME_MAGIC + _checksum([head[CHECKED:], numbers], salt) + head[CHECKED:], numbers]
 
 
@@ -152,16 +160,20 @@ class Head(NamedTuple):
     version: int
     steps: int
     zero: int
+    last_version: int = NO_TAGS[0]
+    condition: float = NO_TAGS[1]
+    utility: float = NO_TAGS[2]
 
 
 def frame(
     content: bytes | memoryview, place: int, header: Header, salt: bytes
 ) -> tuple[Entry, int] | None:
     """What stands at `place` and where it ends; None if that is no whole frame."""
-    start = place + FRAME.size
+    layout = FRAMES[header.format]
+    start = place + layout.size
     if len(content) < start or content[place : place + 4] != FRAME_MAGIC:
         return None
-    head, view = Head(*FRAME.unpack_from(content, place)), memoryview(content)
+    head, view = Head(*layout.unpack_from(content, place)), memoryview(content)
     end = start + (0 if head.ended == SKIPPED else _size(header, head.steps))
     if head.steps > header.horizon or end > len(content):
         return None
@@ -181,12 +193,18 @@ def _entry(head: Head, numbers: memoryview, header: Header) -> Entry | None:
         return Entry(key, None, REASONS[head.reason])
     if head.ended & ~(TERMINATED | TRUNCATED):
         return None
+    states, actions, rewards = _columns(numbers, header, head.steps)
     episode = Episode(
-        **_columns(numbers, header, head.steps),
+        states=states,
+        actions=actions,
+        rewards=rewards,
         terminated=bool(head.ended & TERMINATED),
         truncated=bool(head.ended & TRUNCATED),
         seed=head.seed,
         version=head.version,
+        last_version=head.last_version,
+        condition=head.condition,
+        utility=head.utility,
     )
     try:
         check(episode, header, number=0)
@@ -200,17 +218,12 @@ def _size(header: Header, steps: int) -> int:
     return -(-4 * (steps * width + header.states) // 8) * 8
 
 
-def _columns(numbers: memoryview, header: Header, steps: int) -> dict[str, Floats]:
-    shapes = {
-        "states": (steps + 1, header.states),
-        "actions": (steps, header.actions),
-        "rewards": (steps,),
-    }
-    found, values = {}, np.frombuffer(numbers, np.float32)
-    for name, shape in shapes.items():
-        count = int(np.prod(shape))
-        found[name], values = values[:count].reshape(shape), values[count:]
-    return found
+def _columns(numbers: memoryview, header: Header, steps: int) -> tuple[Floats, Floats, Floats]:
+    """States, actions, rewards."""
+    sizes = (steps + 1) * header.states, steps * header.actions, steps
+    values = np.frombuffer(numbers, np.float32, sum(sizes))
+    states, actions, rewards = np.split(values, np.cumsum(sizes)[:-1])
+    return states.reshape(-1, header.states), actions.reshape(-1, header.actions), rewards
 
 
 def _checksum(parts: Sequence[bytes | memoryview], salt: bytes) -> bytes:

@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from m3pc.types import InputError
 from replay.fs import FS
-from replay.schema import FORMAT
+from replay.schema import FORMAT, READABLE
 
 NAME = "MANIFEST"
 LARGEST = 64 << 20  # bytes; about 200,000 segments
@@ -88,6 +88,8 @@ class Roll(Event):
     steps: FileEntry | None
     episodes: FileEntry | None
     refused: int = Field(ge=0)  # episodes
+    terminated: int = Field(default=0, ge=0)  # episodes; in format 1 nobody counted
+    truncated: int = Field(default=0, ge=0)
     producers: list[tuple[Number, Number, Number]]  # slot, incarnation, next sequence: of its own
 
 
@@ -149,7 +151,7 @@ def parse(content: bytes, path: Path) -> Parsed:
     try:
         events = [_PARSER.validate_json(body) for body in bodies]
     except ValidationError as error:
-        raise InputError(f"{path} holds no event of format {FORMAT}: {error.errors()[0]}") from None
+        raise InputError(f"{path} holds no event of ours: {error.errors()[0]}") from None
     return Parsed(
         events=events,
         whole=content[:size],
@@ -197,8 +199,9 @@ def _refuse_other_formats(body: bytes, path: Path) -> None:
         found = json.loads(body)["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path} does not begin with a header; it is not a store") from None
-    if found != FORMAT:
+    if found not in READABLE:
+        known = " and ".join(map(str, READABLE))
         raise InputError(
-            f"{path} has format {found!r}, this version of m3pc reads {FORMAT}; "
+            f"{path} has format {found!r}, this version of m3pc reads {known}; "
             "use the version that wrote it or import the data again"
         )

@@ -1,6 +1,7 @@
 """An episode as bytes that a store can check before it trusts them. S state, A action, L steps.
 
-    magic  crc32 of all that follows  rows  ended  seed  version  |  Arrow stream: schema, one batch
+    magic  crc32 of all that follows  rows  ended  seed  version  last version  condition  utility
+    Arrow stream: schema, one batch
 
 The batch has rows = L + 1 of states, actions and rewards. In the last row stands the state in which
 the episode ended; no step was taken from it, so its action and reward are 0.
@@ -24,8 +25,8 @@ from replay.checks import check
 from replay.manifest import Header
 from replay.schema import vectors, wire_schema
 
-MAGIC = b"m3pe"
-HEAD = struct.Struct("<4sIIIqq")
+MAGIC = b"m3e2"
+HEAD = struct.Struct("<4sIIIqqqdd")
 CHECKED = 8  # bytes before those that the checksum covers
 TERMINATED, TRUNCATED = 1, 2  # bits of `ended`
 LARGEST = 16 << 20  # bytes
@@ -49,7 +50,8 @@ def encode(episode: Episode) -> bytes:
     rewards = np.zeros(rows, np.float32)
     actions[:-1], rewards[:-1] = episode.actions, episode.rewards
     ended = TERMINATED * episode.terminated | TRUNCATED * episode.truncated
-    head = HEAD.pack(MAGIC, 0, rows, ended, episode.seed, episode.version)
+    tags = (episode.version, episode.last_version, episode.condition, episode.utility)
+    head = HEAD.pack(MAGIC, 0, rows, ended, episode.seed, *tags)
     content = head[CHECKED:] + _stream(episode.states, actions, rewards)
     return MAGIC + zlib.crc32(content).to_bytes(4, "little") + content
 
@@ -60,7 +62,7 @@ def decode(payload: bytes, header: Header) -> Episode:
         raise PayloadError(
             "size", f"{len(payload)} bytes, expected {HEAD.size} to {LARGEST}; cut the episode"
         )
-    magic, crc, rows, ended, seed, version = HEAD.unpack_from(payload)
+    magic, crc, rows, ended, seed, *tags = HEAD.unpack_from(payload)
     if magic != MAGIC or ended & ~(TERMINATED | TRUNCATED):
         raise PayloadError("head", f"it begins with {payload[: HEAD.size].hex()}; not an episode")
     if zlib.crc32(memoryview(payload)[CHECKED:]) != crc:
@@ -70,6 +72,7 @@ def decode(payload: bytes, header: Header) -> Episode:
     states, actions, rewards = _columns(payload, header, rows)
     if actions[-1].any() or rewards[-1]:
         raise PayloadError("values", "the last row has an action or reward; it must have none")
+    version, last_version, condition, utility = tags
     episode = Episode(
         states=states,
         actions=actions[:-1],
@@ -78,6 +81,9 @@ def decode(payload: bytes, header: Header) -> Episode:
         truncated=bool(ended & TRUNCATED),
         seed=seed,
         version=version,
+        last_version=last_version,
+        condition=condition,
+        utility=utility,
     )
     try:
         check(episode, header, number=0)

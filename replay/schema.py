@@ -13,7 +13,8 @@ import pyarrow as pa
 from m3pc.returns import steps_within
 from m3pc.types import AppendKey, Episode
 
-FORMAT = 1
+FORMAT = 2  # of stores that are written now
+READABLE = (1, 2)  # in 1 an episode has no last version, condition and utility
 
 
 def steps_schema(states: int, actions: int) -> pa.Schema:
@@ -26,7 +27,8 @@ def steps_schema(states: int, actions: int) -> pa.Schema:
     )
 
 
-def episodes_schema(states: int) -> pa.Schema:
+def episodes_schema(states: int, store_format: int = FORMAT) -> pa.Schema:
+    tags = {"last_version": pa.int64(), "condition": pa.float64(), "utility": pa.float64()}
     return _required(
         episode=pa.int64(),  # number in the store
         first=pa.int64(),  # its first row in the steps file beside
@@ -37,13 +39,14 @@ def episodes_schema(states: int) -> pa.Schema:
         episode_return=pa.float64(),
         seed=pa.int64(),
         version=pa.int64(),
+        **(tags if store_format > 1 else {}),
     )
 
 
-def live_episodes_schema(states: int) -> pa.Schema:
+def live_episodes_schema(states: int, store_format: int = FORMAT) -> pa.Schema:
     """The same with the key under which each was appended."""
     keys = [pa.field(name, pa.int64(), nullable=False) for name in AppendKey._fields]
-    return pa.schema([*episodes_schema(states), *keys])
+    return pa.schema([*episodes_schema(states, store_format), *keys])
 
 
 def wire_schema(states: int, actions: int) -> pa.Schema:
@@ -87,6 +90,9 @@ def episodes_batch(
         "episode_return": pa.array([e.rewards.sum(dtype=np.float64) for e in episodes]),
         "seed": pa.array([e.seed for e in episodes], pa.int64()),
         "version": pa.array([e.version for e in episodes], pa.int64()),
+        "last_version": pa.array([e.last_version for e in episodes], pa.int64()),
+        "condition": pa.array([e.condition for e in episodes], pa.float64()),
+        "utility": pa.array([e.utility for e in episodes], pa.float64()),
     }
     if keys is not None:
         by_name = zip(AppendKey._fields, zip(*keys, strict=True), strict=True)

@@ -17,7 +17,6 @@ from replay.fs import ASIDE, FS, write_file
 from replay.listing import Listed, Listing
 from replay.manifest import FileEntry, Header, Withdraw
 from replay.schema import (
-    FORMAT,
     episodes_batch,
     episodes_schema,
     live_episodes_schema,
@@ -42,7 +41,10 @@ class Segment:
     final_states: Floats  # [E, S]
     episode_returns: NDArray[np.float64]  # [E]
     seeds: Integers  # [E]
-    versions: Integers  # [E]
+    versions: Integers  # [E] of the policy at the first step
+    last_versions: Integers  # [E]
+    conditions: NDArray[np.float64]  # [E]
+    utilities: NDArray[np.float64]  # [E]
     keys: Integers | None  # [E, 3] slot, incarnation, sequence; None where nobody sent them
 
 
@@ -59,6 +61,9 @@ def in_memory(episodes: Sequence[Episode], keys: Sequence[AppendKey]) -> Segment
         episode_returns=np.array([e.rewards.sum(dtype=np.float64) for e in episodes]),
         seeds=np.array([e.seed for e in episodes], np.int64),
         versions=np.array([e.version for e in episodes], np.int64),
+        last_versions=np.array([e.last_version for e in episodes], np.int64),
+        conditions=np.array([e.condition for e in episodes], np.float64),
+        utilities=np.array([e.utility for e in episodes], np.float64),
         keys=np.array(keys, np.int64),
     )
 
@@ -88,7 +93,7 @@ def open_segment(fs: FS, folder: Path, listed: Listed, header: Header) -> Segmen
 def open_tables(fs: FS, folder: Path, listed: Listed, header: Header) -> Tables:
     schema = live_episodes_schema if header.event == "live" else episodes_schema
     steps = _map(fs, folder, listed.steps, steps_schema(header.states, header.actions))
-    episodes = _map(fs, folder, listed.episodes, schema(header.states))
+    episodes = _map(fs, folder, listed.episodes, schema(header.states, header.format))
     lengths = episodes["length"].to_numpy().astype(np.int64)
     first = episodes["first"].to_numpy()
     if lengths.min() < 1 or not np.array_equal(first, np.cumsum(lengths) - lengths):
@@ -117,6 +122,9 @@ def columns(tables: Tables) -> Segment:
         episode_returns=episodes["episode_return"].to_numpy(),
         seeds=episodes["seed"].to_numpy(),
         versions=episodes["version"].to_numpy(),
+        last_versions=_tag(episodes, "last_version", np.int64(-1)),
+        conditions=_tag(episodes, "condition", np.float64(np.nan)),
+        utilities=_tag(episodes, "utility", np.float64(np.nan)),
         keys=np.stack([episodes[name].to_numpy() for name in names], axis=1) if names else None,
     )
 
@@ -133,6 +141,9 @@ def episodes_of(segment: Segment) -> Iterator[Episode]:
             truncated=bool(segment.truncated[e]),
             seed=int(segment.seeds[e]),
             version=int(segment.versions[e]),
+            last_version=int(segment.last_versions[e]),
+            condition=float(segment.conditions[e]),
+            utility=float(segment.utilities[e]),
         )
 
 
@@ -150,10 +161,10 @@ def withdrawn(segment: Segment, events: Sequence[Withdraw]) -> NDArray[np.bool_]
 def live_tables(kept: Sequence[tuple[AppendKey, Episode]], listing: Listing) -> Tables:
     """What the next segment of a live store holds of these episodes."""
     keys, episodes = zip(*kept, strict=True)
-    header, first = listing.header, listing.episodes
+    header, first = listing.header, listing.totals.episodes
     return Tables(
         steps_batch(episodes, first, steps_schema(header.states, header.actions)),
-        episodes_batch(episodes, first, live_episodes_schema(header.states), keys),
+        episodes_batch(episodes, first, live_episodes_schema(header.states, header.format), keys),
     )
 
 
@@ -227,7 +238,7 @@ def _map(fs: FS, folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.Record
     try:
         with pa.ipc.open_file(pa.py_buffer(content)) as reader:
             if reader.schema != schema or reader.num_record_batches != 1:
-                raise InputError(f"{path} has other columns than format {FORMAT}; {CURE}")
+                raise InputError(f"{path} has other columns than its store's format; {CURE}")
             batch = reader.get_batch(0)
         batch.validate(full=True)
     except (pa.ArrowException, OSError) as error:
@@ -242,6 +253,13 @@ def _map(fs: FS, folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.Record
 def _has_nulls(column: pa.Array) -> bool:
     vectors = isinstance(column, pa.FixedSizeListArray)
     return bool(column.null_count or (vectors and column.values.null_count))
+
+
+def _tag(episodes: pa.RecordBatch, name: str, absent: np.generic) -> NDArray[Any]:
+    """A column that stores of format 1 do not have."""
+    if name not in episodes.schema.names:
+        return np.full(episodes.num_rows, absent)
+    return np.asarray(episodes[name])
 
 
 def _matrix(column: pa.FixedSizeListArray) -> Floats:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from m3pc.files import durable_file, sha256, staged_directory
-from m3pc.types import Episode, InputError, Integers
+from m3pc.types import AppendKey, Episode, InputError, Integers
 from replay import manifest
 from replay.checks import check
 from replay.fs import FS, Disk
@@ -111,6 +111,22 @@ class Store:
     @property
     def episode_returns(self) -> NDArray[np.float64]:
         return np.concatenate([np.empty(0), *(s.episode_returns for s in self.segments)])
+
+    @property
+    def versions(self) -> Integers:
+        """[E] of the policies at the first steps."""
+        return np.concatenate([np.empty(0, np.int64), *(s.versions for s in self.segments)])
+
+    @property
+    def last_versions(self) -> Integers:
+        """[E] of the policies at the last steps."""
+        return np.concatenate([np.empty(0, np.int64), *(s.last_versions for s in self.segments)])
+
+    @property
+    def keys(self) -> list[AppendKey]:
+        """[E] under which they came; none in a finished data set."""
+        found = [s.keys for s in self.segments if s.keys is not None]
+        return [AppendKey(*row) for rows in found for row in rows.tolist()]
 
     @property
     def producers(self) -> Mapping[int, Producer]:

@@ -78,8 +78,12 @@ class Survey:
     @property
     def versions(self) -> tuple[int, int] | None:
         """Least and greatest of the policies that acted; None without episodes."""
-        found = [part.segment.versions for part in self.parts]
-        return (int(min(map(np.min, found))), int(max(map(np.max, found)))) if found else None
+        segments = [part.segment for part in self.parts]
+        if not segments:
+            return None
+        first = np.concatenate([segment.versions for segment in segments])
+        last = np.concatenate([segment.last_versions for segment in segments])
+        return int(first.min()), int(max(first.max(), last.max()))
 
 
 def survey(path: Path, *, fs: FS | None = None, attempts: int = ATTEMPTS) -> Survey:

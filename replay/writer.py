@@ -21,7 +21,7 @@ from replay import log as logs
 from replay import manifest, recovery
 from replay.fs import FS, Disk, File
 from replay.ledger import BrokenStoreError, Ledger
-from replay.listing import Listing, Producer
+from replay.listing import Listing, Producer, Totals
 from replay.log import Entry, Log, Salts
 from replay.manifest import AnyEvent, Drop, Header, Quarantine, Roll, Withdraw
 from replay.mark import NAME as MARK
@@ -29,6 +29,7 @@ from replay.mark import Mark
 from replay.payload import PayloadError, decode
 from replay.producers import Producers, following
 from replay.recovery import QUARANTINE
+from replay.schema import FORMAT
 from replay.segment import FOLDER as SEGMENTS
 from replay.segment import check_bytes, write_segment
 
@@ -75,7 +76,7 @@ class Writer:
         self.path, self.options = Path(path), options or Options()
         self._fs, self._salts = fs or Disk(), salts
         self._broken: str | None = None
-        header = header.model_copy(update={"event": "live"})
+        header = header.model_copy(update={"event": "live", "format": FORMAT})
         self._unlock = _locked(self._fs, self.path)
         try:
             self._recover(header, accept_loss)
@@ -88,6 +89,12 @@ class Writer:
         if manifest.NAME not in fs.names(path):
             recovery.create(fs, path, header, self._salts)
         found = recovery.find(fs, path, accept_loss=accept_loss)
+        if found.listing.header.format != FORMAT:
+            raise InputError(
+                f"{path} has format {found.listing.header.format}, of an older version of m3pc: "
+                f"it can be read and exported, but not changed; this version writes format "
+                f"{FORMAT}; give another folder"
+            )
         if found.listing.header != header:
             raise InputError(
                 f"{path} was made for {found.listing.header.model_dump_json()}, not for "
@@ -99,6 +106,7 @@ class Writer:
         self._entries: list[Entry] = found.entries
         self._producers = Producers(found.listing.producers, self.options.most_refused)
         self._producers.advance(found.entries)
+        self.totals = found.listing.totals.plus(_totals(found.entries))
         self._mark: File = _open_mark(fs, path)
         self._write_mark()
         for listed in found.lost:
@@ -120,6 +128,16 @@ class Writer:
     def listing(self) -> Listing:
         return self._ledger.listing
 
+    @property
+    def size(self) -> int:
+        """Bytes of the segments and the open log."""
+        return sum(listed.bytes for listed in self.listing.segments) + self._log.end
+
+    @property
+    def steps(self) -> int:
+        """In the store now."""
+        return self.totals.steps - self.listing.gone_steps
+
     def producer(self, slot: int) -> Producer:
         """Where a slot stands, for whoever hands out incarnations."""
         return self._producers[slot]
@@ -138,7 +156,7 @@ class Writer:
 
     def commit(self, requests: Sequence[Request]) -> list[Ack]:
         """What becomes of each; those that are new are synced together."""
-        self._require_whole()
+        self.require_whole()
         if not self._make_room():
             return self._all_later(requests, "the disk is almost full")
         acks, entries = self._judge(requests)
@@ -148,9 +166,20 @@ class Writer:
                 return self._all_later(requests, full)
             self._producers.advance(entries)
             self._entries += entries
+            self.totals = self.totals.plus(_totals(entries))
             self._write_mark()
             self._roll_if_due()
         return acks
+
+    def early(self, key: AppendKey) -> Ack | None:
+        """The answer to whatever is not the next of its producer: it needs no payload and writes
+        nothing. Any thread may ask."""
+        self.require_whole()
+        status, expected, reason = self._producers.judge(key, {})
+        return None if status is Status.DURABLE else self._ack(status, expected, reason)
+
+    def later(self, key: AppendKey, reason: str) -> Ack:
+        return self._ack(Status.RETRY_LATER, self._producers.expected(key), reason)
 
     def _judge(self, requests: Sequence[Request]) -> tuple[list[Ack], list[Entry]]:
         """The answers, if all goes well, and what must be in the log before they are given."""
@@ -176,7 +205,7 @@ class Writer:
             self._write_and_sync(entries)
             return ""
         except OSError as error:
-            self._require_whole()
+            self.require_whole()
             if error.errno in FULL and not self._log.doubtful:
                 return str(error)
             log.error("event=sync-failed log=%d error=%s", self._log.number, error)
@@ -191,7 +220,7 @@ class Writer:
             self._write_and_sync(entries)
             return ""
         except OSError as error:
-            self._require_whole()
+            self.require_whole()
             if error.errno in FULL:
                 return str(error)
             raise self._break(error) from error
@@ -206,7 +235,7 @@ class Writer:
 
     def roll(self) -> None:
         """Make a segment of the log now."""
-        self._require_whole()
+        self.require_whole()
         if self._entries:
             self._roll()
 
@@ -216,7 +245,7 @@ class Writer:
         try:
             self._roll()
         except OSError as error:
-            self._require_whole()
+            self.require_whole()
             log.warning("event=roll-postponed log=%d error=%s", self._log.number, error)
 
     def _roll(self) -> None:
@@ -224,7 +253,7 @@ class Writer:
         try:
             self._roll_once()
         except OSError as error:
-            self._require_whole()
+            self.require_whole()
             if error.errno in FULL:
                 raise
             log.error("event=roll-failed log=%d error=%s", self._log.number, error)
@@ -244,6 +273,7 @@ class Writer:
         name = folder / logs.file_name(number + 1)
         next_log = logs.create(self._fs, name, number + 1, self.header, self._salts)
         slots = sorted({entry.key.slot for entry in self._entries})
+        totals = _totals(self._entries)
         try:
             self._fs.sync_folder(folder)
             self._record(
@@ -252,6 +282,8 @@ class Writer:
                     steps=steps,
                     episodes=episodes,
                     refused=len(self._entries) - len(kept),
+                    terminated=totals.terminated,
+                    truncated=totals.truncated,
                     producers=[(slot, *self._producers[slot]) for slot in slots],
                 )
             )
@@ -294,14 +326,14 @@ class Writer:
         try:
             self.drop(numbers, "retention")
         except OSError as error:
-            self._require_whole()
+            self.require_whole()
             log.warning("event=retention-postponed segments=%s error=%s", numbers, error)
 
     def drop(
         self, numbers: Sequence[int], reason: Literal["retention", "operator"] = "operator"
     ) -> None:
         """Forget segments. Their producers' sequence numbers stay used."""
-        self._require_whole()
+        self.require_whole()
         known = {listed.number: listed for listed in self.listing.segments}
         unknown = sorted(set(numbers) - known.keys())
         if unknown:
@@ -314,12 +346,12 @@ class Writer:
         self._remove([self.path / SEGMENTS / entry.name for entry in files])
 
     def withdraw(self, slot: int, incarnation: int | None = None) -> None:
-        self._require_whole()
+        self.require_whole()
         self._record(Withdraw(slot=slot, incarnation=incarnation))
 
     def quarantine(self, number: int, reason: str) -> None:
         """Set a damaged segment aside: it is no part of the store any more, but nothing is lost."""
-        self._require_whole()
+        self.require_whole()
         (listed,) = [s for s in self.listing.segments if s.number == number]
         self._record(Quarantine(number=number, reason=reason[:500]))
         log.error("event=segment-quarantined number=%d reason=%s", number, reason)
@@ -403,10 +435,7 @@ class Writer:
         )
 
     def _all_later(self, requests: Sequence[Request], reason: str) -> list[Ack]:
-        return [
-            self._ack(Status.RETRY_LATER, self._producers.expected(request.key), reason)
-            for request in requests
-        ]
+        return [self.later(request.key, reason) for request in requests]
 
     def _break(self, error: OSError) -> BrokenStoreError:
         self._broken = f"{self.path} cannot be written any more: {error}; look at the disk, then "
@@ -414,9 +443,20 @@ class Writer:
         log.critical("event=store-broken path=%s error=%s", self.path, error)
         return BrokenStoreError(error.errno, self._broken)
 
-    def _require_whole(self) -> None:
+    def require_whole(self) -> None:
+        """BrokenStoreError once nothing more can be promised."""
         if self._broken:
             raise BrokenStoreError(errno.EIO, self._broken)
+
+
+def _totals(entries: Sequence[Entry]) -> Totals:
+    kept = [entry.episode for entry in entries if entry.episode is not None]
+    return Totals(
+        episodes=len(kept),
+        steps=sum(map(len, kept)),
+        terminated=sum(episode.terminated for episode in kept),
+        truncated=sum(episode.truncated and not episode.terminated for episode in kept),
+    )
 
 
 def _open_mark(fs: FS, path: Path) -> File:

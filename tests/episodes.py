@@ -1,5 +1,7 @@
 """Small episodes for tests: every number tells where it came from."""
 
+import math
+
 import numpy as np
 
 from m3pc.types import Episode
@@ -19,6 +21,9 @@ def numbered(number: int, length: int, *, terminated: bool = False, states: int 
         truncated=not terminated,
         seed=number + 100,
         version=number + 7,
+        last_version=number + 9,
+        condition=number / 2 if number % 3 else math.nan,
+        utility=-number / 4,
     )
 
 
@@ -33,5 +38,7 @@ def same(one: Episode, other: Episode) -> bool:
         np.array_equal(getattr(one, name), getattr(other, name))
         for name in ("states", "actions", "rewards")
     )
-    names = ("terminated", "truncated", "seed", "version")
-    return arrays and all(getattr(one, name) == getattr(other, name) for name in names)
+    names = ("terminated", "truncated", "seed", "version", "last_version")
+    plain = all(getattr(one, name) == getattr(other, name) for name in names)
+    measured = [[e.condition, e.utility] for e in (one, other)]
+    return arrays and plain and np.array_equal(measured[0], measured[1], equal_nan=True)

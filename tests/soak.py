@@ -132,7 +132,7 @@ class Soak:
             episodes_alive=alive.count(Episode) - before.episodes,
             segments_alive=alive.count(Segment) - before.segments,
             logged=logged,
-            stored=writer.listing.episodes + logged,
+            stored=writer.listing.totals.episodes + logged,
             sent=self.sent,
             slots=len(writer._producers._table),
             suspects=len(writer._producers._refused),

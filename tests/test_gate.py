@@ -3,13 +3,14 @@
 import logging
 from fractions import Fraction
 from itertools import count
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
+from m3pc.types import FencedError
 from replay.gate import Gate
-from replay.limiter import Limiter
+from replay.limiter import Limiter, Limits
 from tests.test_limiter import band
 
 SOON, NEVER = 30.0, 1e6  # seconds: only a failure waits so long
@@ -91,6 +92,120 @@ def test_many_threads_never_leave_the_band() -> None:
     assert all(10 <= error <= 28 for error in errors)
 
 
+def test_what_is_reserved_counts_for_those_who_insert_and_not_for_those_who_sample() -> None:
+    some = gate()
+    assert [some.reserve(5, 0) for _ in range(3)] == [True, True, False]
+    assert some.limiter.inserts == 0
+    assert not some.sample(0)  # nothing of it is stored yet
+    some.settle(5, 5)
+    some.settle(5, 5)  # it was not stored: its place is free again
+    assert [some.reserve(5, 0) for _ in range(2)] == [True, False]
+
+
+def test_settling_in_the_wrong_order_forgets_nothing() -> None:
+    some = gate()
+    assert some.reserve(3, 0) and some.reserve(4, 0)
+    some.settle(4, 7)
+    some.settle(3, 3)
+    assert some.limiter.inserts == 7
+
+
+def test_a_short_episode_does_not_take_the_room_that_a_long_one_waits_for() -> None:
+    some = Gate(Limiter(band(10, 28), inserts=10))  # room for 4, the longest is 5
+    assert [some.reserve(count, 0) for count in (5, 1)] == [False, False]
+
+
+def test_whoever_waits_for_room_is_seen_waiting() -> None:
+    some, seen = Gate(Limiter(band(10, 28), inserts=14)), Event()
+    thread = Thread(target=lambda: some.reserve(5, SOON) and seen.set())
+    thread.start()
+    while not some.waiting:
+        assert thread.is_alive()
+    assert some.sample(SOON) and some.sample(SOON)
+    thread.join(SOON)
+    assert (seen.is_set(), some.waiting) == (True, 0)
+
+
+def fifths(**fields: Any) -> Gate:
+    """Five inserts owe one sample; the learner may be ahead by two, the actors by three."""
+    limits = Limits(
+        samples_per_insert=Fraction(1, 5),
+        batch=1,
+        max_insert=10,
+        min_size=0,
+        min_diff=Fraction(-2),
+        max_diff=Fraction(3),
+    )
+    return Gate(Limiter(limits, inserts=fields.pop("inserts", 0)), **fields)
+
+
+def test_a_learner_is_granted_what_the_band_allows() -> None:
+    some = fifths()
+    assert [some.grant(1, total, 0) for total in (1, 2, 3, 9)] == [1, 2, 2, 2]
+    assert some.insert(10, 0)
+    assert some.grant(1, 9, 0) == 4
+    assert some.limiter.samples == 4
+
+
+def test_asking_again_changes_nothing() -> None:
+    some = fifths(inserts=50)
+    assert [some.grant(1, 7, 0) for _ in range(3)] == [7, 7, 7]
+    assert some.grant(1, 5, 0) == 5  # an older question that was under way for long
+    assert some.limiter.samples == 7
+
+
+def test_asking_twice_at_once_counts_once() -> None:
+    some, found = fifths(), []
+    threads = [Thread(target=lambda: found.append(some.grant(1, 4, SOON))) for _ in range(2)]
+    assert some.grant(1, 2, 0) == 2
+    for thread in threads:
+        thread.start()
+    assert some.insert(10, 0)
+    for thread in threads:
+        thread.join(SOON)
+    assert (found, some.limiter.samples) == ([4, 4], 4)
+
+
+def test_a_learner_that_lost_updates_does_them_again() -> None:
+    some = fifths(inserts=50)
+    assert some.grant(1, 12, 0) == 12
+    assert some.grant(2, 5, 0) == 5
+    assert some.limiter.samples == 5
+    assert some.grant(2, 99, 0) == 12
+
+
+def test_an_older_learner_is_refused_also_while_it_waits() -> None:
+    some, found = fifths(), []
+
+    def old() -> None:
+        try:
+            some.grant(1, 99, SOON)
+        except FencedError as error:
+            found.append(str(error))
+
+    assert some.grant(1, 2, 0) == 2
+    thread = Thread(target=old)
+    thread.start()
+    assert some.grant(2, 1, 0) == 1
+    thread.join(SOON)
+    assert len(found) == 1 and "epoch 2 has begun" in found[0]
+    with pytest.raises(FencedError):
+        some.grant(1, 1, 0)
+
+
+def test_a_gate_made_anew_believes_what_the_learner_says() -> None:
+    some = fifths(inserts=50)
+    assert not some.reserve(10, 0)  # as far as it knows, ten updates are owed
+    assert some.grant(3, 10, 0) == 10
+    assert some.reserve(10, 0)
+
+
+def test_a_learner_that_did_more_than_is_allowed_waits_for_the_actors() -> None:
+    some = fifths(inserts=50)
+    assert some.grant(3, 20, 0) == 12
+    assert some.insert(10, 0) and some.grant(3, 20, 0) == 14
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 100.0
@@ -119,6 +234,26 @@ def test_without_actors_a_learner_may_go_on_and_says_so(caplog: pytest.LogCaptur
     clock.now += 60
     assert some.sample(0)
     assert caplog.text.count("event=continue-offline") == 2
+
+
+def test_updates_without_actors_are_granted_beside_the_band() -> None:
+    clock = Clock()
+    some = fifths(without_actors="continue_offline", patience=60, clock=clock)
+    assert some.grant(1, 2, 0) == 2
+    assert some.grant(1, 10, 0) == 2
+    clock.now += 60
+    assert some.grant(1, 10, NEVER) == 10  # at once
+    assert (some.limiter.samples, some.offline_samples, some.granted) == (2, 8, 10)
+    assert some.insert(10, 0)
+    assert some.grant(1, 20, 0) == 12  # the two that are owed
+    assert (some.limiter.samples, some.offline) == (4, False)
+
+
+def test_a_gate_made_anew_does_not_hold_updates_without_actors_against_anybody() -> None:
+    some = fifths(inserts=50, without_actors="continue_offline")
+    assert some.grant(1, 100, 0) == 100
+    assert (some.limiter.samples, some.offline_samples) == (12, 88)
+    assert some.insert(10, 0) and some.grant(1, 110, 0) == 102
 
 
 def test_an_actor_that_is_refused_is_not_gone() -> None:

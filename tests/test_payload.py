@@ -1,6 +1,7 @@
 """Episodes as bytes: what goes in comes out, and nothing else comes out."""
 
 import io
+import math
 import random
 import struct
 import zlib
@@ -33,6 +34,9 @@ def episode(steps: int = STEPS) -> Episode:
         truncated=False,
         seed=7,
         version=2**40,
+        last_version=2**40 + 3,
+        condition=-2.5,
+        utility=math.nan,
     )
 
 
@@ -42,7 +46,7 @@ def sealed(content: bytes) -> bytes:
 
 
 def head(*, rows: int = STEPS + 1, ended: int = 1) -> bytes:
-    return HEAD.pack(MAGIC, 0, rows, ended, 7, 0)[CHECKED:]
+    return HEAD.pack(MAGIC, 0, rows, ended, 7, 0, 0, 0.0, 0.0)[CHECKED:]
 
 
 def stream(
@@ -166,6 +170,9 @@ HOSTILE: Mapping[str, tuple[payload.Code, Callable[[], bytes]]] = {
         "values",
         lambda: encode(replace(episode(), rewards=np.full(STEPS, 1e7, np.float32))),
     ),
+    "an infinite condition": ("values", lambda: encode(replace(episode(), condition=math.inf))),
+    "an infinite utility": ("values", lambda: encode(replace(episode(), utility=-math.inf))),
+    "an episode of an older version": ("head", lambda: b"m3pe" + encode(episode())[4:]),
     "an action after the end": (
         "values",
         lambda: stream(batch(actions=np.ones((STEPS + 1, ACTIONS), np.float32))),

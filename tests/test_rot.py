@@ -18,6 +18,7 @@ from tests.live_writer import HEADER, open_writer, write_live
 from tests.sim_fs import Loss, SimFS
 
 PATH = Path("/disk/store")
+FRAME = log.FRAMES[HEADER.format]
 FILES = {
     "manifest": PATH / manifest.NAME,
     "mark": PATH / mark.NAME,
@@ -118,14 +119,14 @@ def fixed_log(content: bytes, salt: bytes) -> bytes:
     """The same with checksums that fit wherever something like a frame stands."""
     found, place = bytearray(content), log.HEAD.size
     while (place := bytes(found).find(log.FRAME_MAGIC, place)) >= 0:
-        if place + log.FRAME.size > len(found):
+        if place + FRAME.size > len(found):
             break
-        fields = log.FRAME.unpack_from(found, place)
+        fields = FRAME.unpack_from(found, place)
         ended, steps = fields[3], min(fields[9], HEADER.horizon)
-        end = place + log.FRAME.size + (0 if ended == log.SKIPPED else log._size(HEADER, steps))
-        parts = [found[place + 8 : place + log.FRAME.size], found[place + log.FRAME.size : end]]
+        end = place + FRAME.size + (0 if ended == log.SKIPPED else log._size(HEADER, steps))
+        parts = [found[place + 8 : place + FRAME.size], found[place + FRAME.size : end]]
         found[place + 4 : place + 8] = log._checksum([bytes(part) for part in parts], salt)
-        place += log.FRAME.size
+        place += FRAME.size
     return bytes(found)
 
 

@@ -156,8 +156,8 @@ def reseal(store: Path, change: Callable[[list[AnyEvent]], object]) -> None:
 
 
 def test_a_later_format_is_refused_by_its_number(store: Path) -> None:
-    reseal(store, lambda events: events.__setitem__(0, events[0].model_copy(update={"format": 2})))
-    refuse(store, "has format 2, this version of m3pc reads 1")
+    reseal(store, lambda events: events.__setitem__(0, events[0].model_copy(update={"format": 3})))
+    refuse(store, "has format 3, this version of m3pc reads 1 and 2")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""How many updates of the model a run's episodes owe, in whole numbers: nothing is ever rounded.
+
+An episode of L steps owes updates_per_step * L + updates_per_episode. Where updates_per_step is the
+fraction a / D it inserts a * L + D * updates_per_episode units, and D units are one update.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from m3pc.config import OnlineConfig
+from m3pc.types import InputError
+from replay.limiter import FINEST, Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    updates_per_step: float
+    updates_per_episode: int
+    horizon: int  # steps of the longest episode
+    slack: int  # steps, in longest episodes, that either side may run ahead, beyond need
+
+    def __post_init__(self) -> None:
+        if not self.units(self.horizon):
+            raise InputError(
+                f"{self.updates_per_step} updates per step and {self.updates_per_episode} per "
+                f"episode; give at least one of them above 0 (a millionth per step or more)"
+            )
+
+    def units(self, steps: int, episodes: int = 1) -> int:
+        """What so many steps in so many episodes insert."""
+        ratio = self._ratio
+        return steps * ratio.numerator + episodes * self.updates_per_episode * ratio.denominator
+
+    def limits(self) -> Limits:
+        """A sample is one update. The band's middle is where what is owed was done, no more and no
+        less; there the longest episode may come, and its updates may be done before it."""
+        longest, unit = self.units(self.horizon), Fraction(1, self._ratio.denominator)
+        owed = longest * unit
+        reach = max(owed, (1 + owed) / 2) + self.slack * owed / self.horizon
+        return Limits(
+            samples_per_insert=unit,
+            batch=1,
+            max_insert=longest,
+            min_size=0,
+            min_diff=-reach,
+            max_diff=reach,
+        )
+
+    @property
+    def _ratio(self) -> Fraction:
+        return Fraction(self.updates_per_step).limit_denominator(FINEST)
+
+
+def schedule_of(online: OnlineConfig, horizon: int) -> Schedule:
+    return Schedule(
+        updates_per_step=online.updates_per_step,
+        updates_per_episode=online.updates_per_episode,
+        horizon=horizon,
+        slack=online.slack,
+    )
