@@ -24,9 +24,9 @@ def check_ask(ask: Ask, *, length: int, state_size: int, action_size: int) -> No
 def _check_shapes(window: Window, length: int, state_size: int, action_size: int) -> None:
     rows = window.now.size if isinstance(window.now, np.ndarray) else 0
     wanted = {
+        "now": ((rows,), np.int64),
         "states": ((rows, length, state_size), np.float32),
         "actions": ((rows, length, action_size), np.float32),
-        "now": ((rows,), np.int64),
         "steps": ((rows,), np.int64),
         "seeds": ((rows,), np.int64),
     }

@@ -135,7 +135,7 @@ BAD: dict[str, tuple[Ask, str]] = {
     "doubles": (Ask(window=changed(states=GOOD.states.astype("f8"))), "float64"),
     "objects": (Ask(window=changed(states=GOOD.states.astype(object))), "object"),
     "a list": (Ask(window=changed(states=GOOD.states.tolist())), "list"),
-    "nothing": (Ask(window=changed(now=None)), "NoneType|now"),
+    "nothing": (Ask(window=changed(now=None)), "now are a NoneType"),
     "not finite": (Ask(window=changed(states=GOOD.states * np.float32(np.inf))), "NaN"),
     "actions not finite": (Ask(window=changed(actions=GOOD.actions * np.float32(np.nan))), "NaN"),
     "beyond the window": (Ask(window=changed(now=GOOD.now + 4)), "current step"),
