@@ -148,14 +148,15 @@ def read(folder: Path, pointer: Pointer) -> Weights:
 def canary(policy: Policy) -> None:
     """Refuse a policy that has no sensible answer to an ordinary question."""
     mode = policy.config.planner.mode
-    ask = Ask(window=ordinary(policy), mode="rcbc" if mode in BACKWARD else None, explore=True)
+    if mode in BACKWARD:
+        mode = "rcbc"
     try:
-        found = policy.answer([ask])[0]
+        found = policy.answer([Ask(window=ordinary(policy), mode=mode)])[0]
     except (RuntimeError, ValueError) as error:
         raise RejectedError("canary", f"{type(error).__name__}: {error}") from error
-    numbers = [found.actions] if np.isnan(found.effective).all() else [found.actions, found.spread]
+    numbers = [found.actions] if mode == "rcbc" else [found.actions, found.utilities, found.spread]
     if not all(np.isfinite(each).all() for each in numbers) or (abs(found.actions) > 1).any():
-        raise RejectedError("canary", f"actions {found.actions.tolist()}, spread {found.spread}")
+        raise RejectedError("canary", f"it answers {[each.tolist() for each in numbers]}")
 
 
 def ordinary(policy: Policy) -> Window:
