@@ -15,16 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from m3pc.config import Config
 from m3pc.files import durable_file, replace_file, sha256, staged_directory
-from m3pc.strict_yaml import plain
 from m3pc.types import InputError
-from m3pc.weights import Weights
+from m3pc.weights import Weights, check_description, check_sum, described, restored
 
 log = logging.getLogger(__name__)
 
@@ -61,17 +58,11 @@ def write(
             }
         metadata = {
             "format": FORMAT,
-            "version": weights.version,
-            "digest": weights.digest,
-            "state_size": weights.state_size,
-            "action_size": weights.action_size,
-            "horizon": weights.horizon,
-            "env": weights.env,
+            **described(weights),
             "progress": dict(progress),
             "files": files,
-            "config": weights.config.model_dump(mode="json"),
         }
-        metadata["check"] = check(metadata)
+        metadata["check"] = check_sum(metadata)
         with durable_file(stage / METADATA) as file:
             file.write(json.dumps(metadata, indent=1).encode())
 
@@ -109,15 +100,7 @@ def read(path: Path | str) -> Checkpoint:
         name: _tensors(folder / name, metadata["files"].get(name)) for name in (WEIGHTS, TRAINING)
     }
     try:
-        weights = Weights(
-            version=metadata["version"],
-            config=_config(metadata["config"]),
-            state_size=metadata["state_size"],
-            action_size=metadata["action_size"],
-            horizon=metadata["horizon"],
-            env=metadata["env"],
-            tensors=tensors[WEIGHTS],
-        )
+        weights = restored(metadata, tensors[WEIGHTS], METADATA)
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
     return Checkpoint(
@@ -163,16 +146,6 @@ def _numbered(folder: Path) -> list[Path]:
 
 def _metadata(path: Path) -> dict[str, Any]:
     """The checked fields of metadata.json."""
-    kinds = {
-        "version": int,
-        "state_size": int,
-        "action_size": int,
-        "horizon": int,
-        "env": str | None,
-        "progress": dict,
-        "files": dict,
-        "config": dict,
-    }
     if path.is_symlink():
         raise InputError(f"{path} is a link; give the folder that it leads to")
     try:
@@ -183,24 +156,17 @@ def _metadata(path: Path) -> dict[str, Any]:
     written = found.get("format") if isinstance(found, dict) else None
     if written != FORMAT:
         raise InputError(f"{path} has format {written!r}; this version reads format {FORMAT}")
-    if found.get("check") != check(found):
+    if found.get("check") != check_sum(found):
         raise InputError(f"{path} was changed: its own checksum differs; use another checkpoint")
-    for name, kind in kinds.items():
-        given = found.get(name, ...)
-        if not isinstance(given, kind) or isinstance(given, bool):
-            raise InputError(f"{path}: {name} is {found.get(name)!r}, expected {kind}")
-    if not (0 < found["state_size"] <= 1 << 20 and 0 < found["action_size"] <= 1 << 20):
-        raise InputError(f"{path}: sizes of states and actions are not sensible")
-    if not (0 < found["horizon"] <= 1 << 31 and found["version"] >= 0):
-        raise InputError(f"{path}: step limit or version is not sensible")
+    try:
+        check_description(found)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    for name in ("progress", "files"):
+        if not isinstance(found.get(name), dict):
+            raise InputError(f"{path}: {name} is {found.get(name)!r}, expected {dict}")
     checked: dict[str, Any] = found
     return checked
-
-
-def check(metadata: Mapping[str, Any]) -> str:
-    """SHA-256 of all fields but the one that holds it, however they are written."""
-    fields = {name: value for name, value in metadata.items() if name != "check"}
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def _tensors(path: Path, entry: object) -> dict[str, Tensor]:
@@ -215,12 +181,3 @@ def _tensors(path: Path, entry: object) -> dict[str, Tensor]:
         return load(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise InputError(f"{path} is not readable as safetensors: {error}") from None
-
-
-def _config(tree: dict[str, Any]) -> Config:
-    try:
-        return Config.model_validate_json(json.dumps(tree))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(plain(str(part)) for part in first["loc"])
-        raise InputError(f"the settings in {METADATA}: {where}: {first['msg']}") from None

@@ -131,6 +131,11 @@ PLANNER_IDLE = Metric(
 PLANNER_BUSY = Metric(
     name="m3pc_planner_busy_seconds_total", kind="counter", help="Time spent on batches."
 )
+OUT_OF_MEMORY = Metric(
+    name="m3pc_planner_out_of_memory_total",
+    kind="counter",
+    help="Batches that did not fit into memory and were computed in parts.",
+)
 
 # Replay
 APPENDS = Metric(

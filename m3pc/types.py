@@ -160,6 +160,10 @@ class Refusal:
     wait: float = 0.0  # seconds before it makes sense to ask again
 
 
+class PlannerGoneError(RuntimeError):
+    """No planner answered for as long as the caller was willing to wait."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionBatch(Generic[X]):
     """B single steps, for a critic."""

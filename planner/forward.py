@@ -63,7 +63,7 @@ def propose(
     return found.mu, found.log_sigma
 
 
-def candidates(mu: Tensor, log_sigma: Tensor, noise: Tensor, spread: float) -> Tensor:
+def candidates(mu: Tensor, log_sigma: Tensor, noise: Tensor, spread: float | Tensor) -> Tensor:
     """Plans [E, N, h, A]: every step and dimension drawn on its own."""
     return torch.tanh(mu[:, None] + spread * log_sigma.exp()[:, None] * noise)
 

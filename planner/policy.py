@@ -3,7 +3,9 @@
 E environments, N candidates, h steps of a plan, A action.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,11 +15,46 @@ from torch import Tensor
 from m3pc.compute import autocast
 from m3pc.config import BACKWARD, Config
 from m3pc.streams import PLAN, counter_stream
-from m3pc.types import Decision, Floats, InputError, Window
+from m3pc.types import Ask, Decision, Floats, InputError, Integers, Window
 from m3pc.weights import Weights
 from planner.backward import towards_goal
-from planner.forward import Question, candidates, propose, score
+from planner.checks import check_ask
+from planner.forward import Guide, Question, candidates, propose, score
+from planner.rows import apart, joined, some
 from planner.utility import Weighing, weigh
+
+FORWARD: tuple[Literal["rcbc"] | Guide, ...] = ("rcbc", "m", "q", "q0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Requests end to end, a row an environment, with what each asks for."""
+
+    window: Window
+    modes: NDArray[np.str_]  # [E]
+    sampled: NDArray[np.bool_]  # [E] whether one action is drawn, not the mean taken
+    conditions: Floats  # [E] NaN where a plan is from a goal
+
+    def at(self, index: Integers) -> "Rows":
+        return Rows(
+            window=some(self.window, index),
+            modes=self.modes[index],
+            sampled=self.sampled[index],
+            conditions=self.conditions[index],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What the policy would do from now on."""
+
+    mu: Tensor  # [E, h, A]
+    log_sigma: Tensor  # [E, h, A]
+
+    def at(self, index: Integers) -> "Proposal":
+        if len(index) == len(self.mu):  # a copy's strides could change the last bits
+            return self
+        return Proposal(mu=self.mu[index], log_sigma=self.log_sigma[index])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,126 +85,168 @@ class Policy:
 
     def decide(self, window: Window, *, explore: bool = False) -> Decision:
         """Each environment's answer is its own, whatever else is asked at the same time."""
-        self._check(window)
-        conditions = self.conditions(window.steps, explore=explore)
+        return self.answer([Ask(window=window, explore=explore)])[0]
+
+    def answer(self, asks: Sequence[Ask]) -> list[Decision]:
+        """Several requests as one batch, each in its own mode; one decision a request."""
+        for ask in asks:
+            self.check(ask)
+        rows = self._rows(asks)
         found = {
-            "actions": np.empty((len(window), self.weights.action_size), np.float32),
-            "utilities": np.full(len(window), np.nan, np.float32),
-            "effective": np.full(len(window), np.nan, np.float32),
-            "spread": np.full(len(window), np.nan, np.float32),
+            "actions": np.empty((len(rows.modes), self.weights.action_size), np.float32),
+            "utilities": np.full(len(rows.modes), np.nan, np.float32),
+            "effective": np.full(len(rows.modes), np.nan, np.float32),
+            "spread": np.full(len(rows.modes), np.nan, np.float32),
         }
-        for now in np.unique(window.now):
-            rows = np.flatnonzero(window.now == now)
-            with torch.inference_mode():
-                choice = self._choose(window, rows, conditions[rows], explore)
-            found["actions"][rows] = choice.actions.clamp(-1, 1).cpu().numpy()
-            if choice.weighing is not None and choice.utilities is not None:
-                weights = choice.weighing.weights
-                mean = (weights * choice.utilities).sum(dim=-1)
-                found["utilities"][rows] = mean.cpu().numpy()
-                found["effective"][rows] = choice.weighing.effective.cpu().numpy()
-                found["spread"][rows] = choice.weighing.spread.cpu().numpy()
-        backward = self.config.planner.mode in BACKWARD
-        return Decision(
-            conditions=np.full_like(conditions, np.nan) if backward else conditions,
-            version=self.weights.version,
-            **found,
+        with torch.inference_mode():
+            for now in np.unique(rows.window.now):
+                index = np.flatnonzero(rows.window.now == now)
+                for part, choice in self._choices(rows.at(index)):
+                    _put(found, index[part], choice)
+        decision = Decision(conditions=rows.conditions, version=self.weights.version, **found)
+        return apart(decision, [len(ask.window) for ask in asks])
+
+    def check(self, ask: Ask) -> None:
+        """Refuse what these weights cannot answer."""
+        check_ask(
+            ask,
+            length=self.config.model.window,
+            state_size=self.weights.state_size,
+            action_size=self.weights.action_size,
         )
 
-    def conditions(self, steps: NDArray[np.int64], *, explore: bool) -> Floats:
+    def conditions(self, steps: Integers, *, explore: bool, ratio: float | None = None) -> Floats:
         """The return to ask for at each absolute step."""
         config, envelope = self.config.conditioning, self.weights.envelope
         kind = config.exploration if explore else config.evaluation
-        ratio = np.float32(config.exploration_ratio if explore else config.evaluation_ratio)
+        if ratio is None:
+            ratio = config.exploration_ratio if explore else config.evaluation_ratio
+        times = np.float32(ratio)
         if kind == "envelope":
-            return ratio * envelope[np.minimum(steps, len(envelope) - 1)]
+            return times * envelope[np.minimum(steps, len(envelope) - 1)]
         low, high = self.weights.return_range
-        most = low + (high - low) * ratio if explore else ratio * high
+        most = low + (high - low) * times if explore else times * high
         return np.full(len(steps), most, np.float32)
 
-    def _choose(
-        self, window: Window, rows: NDArray[np.int64], conditions: Floats, explore: bool
-    ) -> Choice:
-        mode, planner = self.config.planner.mode, self.config.planner
-        question = self._question(window, rows)
-        if mode == "goal" or mode == "goal-mask":  # noqa: PLR1714 (mypy narrows by it)
-            one_mask = mode == "goal-mask"
-            with autocast(self.config.compute):
-                mu = towards_goal(
-                    self._model, self._normaliser, self.config.goal, question, one_mask=one_mask
+    def _rows(self, asks: Sequence[Ask]) -> Rows:
+        planner = self.config.planner
+        sizes = [len(ask.window) for ask in asks]
+        modes = [ask.mode or planner.mode for ask in asks]
+        by = [planner.explore_by if ask.explore else planner.evaluate_by for ask in asks]
+        conditions = [
+            np.full(len(ask.window), np.nan, np.float32)
+            if mode in BACKWARD
+            else self.conditions(ask.window.steps, explore=ask.explore, ratio=ask.ratio)
+            for ask, mode in zip(asks, modes, strict=True)
+        ]
+        return Rows(
+            window=joined([ask.window for ask in asks]),
+            modes=np.repeat(modes, sizes),
+            sampled=np.repeat([way == "sample" for way in by], sizes),
+            conditions=np.concatenate(conditions),
+        )
+
+    def _choices(self, rows: Rows) -> Iterator[tuple[Integers, Choice]]:
+        """Of rows at the same `now`, mode by mode: which rows, and their actions."""
+        for mode in BACKWARD:
+            if len(part := np.flatnonzero(rows.modes == mode)):
+                yield part, self._towards_goal(rows.at(part), one_mask=mode == "goal-mask")
+        forward = np.flatnonzero(~np.isin(rows.modes, BACKWARD))
+        if not len(forward):
+            return
+        proposal = self._proposed(rows.at(forward))
+        for mode in FORWARD:
+            if len(part := np.flatnonzero(rows.modes[forward] == mode)):
+                mine, proposed = rows.at(forward[part]), proposal.at(part)
+                choice = (
+                    self._cloned(mine, proposed)
+                    if mode == "rcbc"
+                    else self._planned(mine, proposed, mode)
                 )
-            return Choice(actions=mu.float().tanh())
-        asked = torch.as_tensor(conditions, device=self._device)
+                yield forward[part], choice
+
+    def _towards_goal(self, rows: Rows, *, one_mask: bool) -> Choice:
+        question = self._question(rows.window)
         with autocast(self.config.compute):
-            mu, log_sigma = propose(self._model, self._normaliser, question, asked)
-        mu, log_sigma = mu.float(), log_sigma.float()
-        by_sample = (planner.explore_by if explore else planner.evaluate_by) == "sample"
-        if mode == "rcbc":
-            noise, _ = self._random(window, rows, (1, *mu.shape[1:]))
-            drawn = candidates(mu, log_sigma, noise, float(by_sample))
-            return Choice(actions=drawn[:, 0, 0])
-        guide = planner.m if mode == "m" else planner.q
-        noise, chance = self._random(window, rows, (planner.candidates, *mu.shape[1:]))
-        plans = candidates(mu, log_sigma, noise, guide.spread)
+            mu = towards_goal(
+                self._model, self._normaliser, self.config.goal, question, one_mask=one_mask
+            )
+        return Choice(actions=mu.float().tanh())
+
+    def _proposed(self, rows: Rows) -> Proposal:
+        asked = torch.as_tensor(rows.conditions, device=self._device)
+        with autocast(self.config.compute):
+            mu, log_sigma = propose(
+                self._model, self._normaliser, self._question(rows.window), asked
+            )
+        return Proposal(mu=mu.float(), log_sigma=log_sigma.float())
+
+    def _cloned(self, rows: Rows, proposal: Proposal) -> Choice:
+        """The proposal's median, or one draw from it."""
+        noise, _ = self._random(rows.window, (1, *proposal.mu.shape[1:]))
+        spread = self._sampled(rows).float()[:, None, None, None]
+        drawn = candidates(proposal.mu, proposal.log_sigma, noise, spread)
+        return Choice(actions=drawn[:, 0, 0])
+
+    def _planned(self, rows: Rows, proposal: Proposal, guide: Guide) -> Choice:
+        planner = self.config.planner
+        settings = planner.m if guide == "m" else planner.q
+        shape = (planner.candidates, *proposal.mu.shape[1:])
+        noise, chance = self._random(rows.window, shape)
+        plans = candidates(proposal.mu, proposal.log_sigma, noise, settings.spread)
         utilities = score(
-            self._model, self._critic, self._normaliser, self.config, question, plans, mode
+            self._model,
+            self._critic,
+            self._normaliser,
+            self.config,
+            self._question(rows.window),
+            plans,
+            guide,
         )
         weighing = weigh(
             utilities,
-            inverse_temperature=guide.inverse_temperature,
+            inverse_temperature=settings.inverse_temperature,
             standardised=planner.utility == "standardised",
         )
         first = plans[:, :, 0]
-        actions = (
-            _drawn(first, weighing.weights, chance)
-            if by_sample
-            else torch.einsum("en,ena->ea", weighing.weights, first)
+        actions = torch.where(
+            self._sampled(rows)[:, None],
+            _drawn(first, weighing.weights, chance),
+            torch.einsum("en,ena->ea", weighing.weights, first),
         )
         return Choice(actions=actions, utilities=utilities, weighing=weighing)
 
-    def _question(self, window: Window, rows: NDArray[np.int64]) -> Question:
-        def on_device(array: NDArray[np.float32] | NDArray[np.int64]) -> Tensor:
-            return torch.as_tensor(array[rows], device=self._device)
+    def _sampled(self, rows: Rows) -> Tensor:
+        return torch.as_tensor(rows.sampled, device=self._device)
 
+    def _question(self, window: Window) -> Question:
         return Question(
-            states=on_device(window.states),
-            actions=on_device(window.actions),
-            now=int(window.now[rows[0]]),
-            steps=on_device(window.steps),
+            states=torch.as_tensor(window.states, device=self._device),
+            actions=torch.as_tensor(window.actions, device=self._device),
+            now=int(window.now[0]),
+            steps=torch.as_tensor(window.steps, device=self._device),
             horizon=self.weights.horizon,
         )
 
-    def _random(
-        self, window: Window, rows: NDArray[np.int64], shape: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor]:
+    def _random(self, window: Window, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Noise [E, N, h, A] and a chance [E], from each episode's own stream at its own step."""
-        noise = np.empty((len(rows), *shape), np.float32)
-        chance = np.empty(len(rows), np.float32)
-        for i, row in enumerate(rows):
-            rng = counter_stream(int(window.seeds[row]), int(window.steps[row]), PLAN)
-            rng.standard_normal(dtype=np.float32, out=noise[i])
-            chance[i] = rng.random(dtype=np.float32)
+        noise = np.empty((len(window), *shape), np.float32)
+        chance = np.empty(len(window), np.float32)
+        for row, (seed, step) in enumerate(zip(window.seeds, window.steps, strict=True)):
+            rng = counter_stream(int(seed), int(step), PLAN)
+            rng.standard_normal(dtype=np.float32, out=noise[row])
+            chance[row] = rng.random(dtype=np.float32)
         device = self._device
         return torch.as_tensor(noise, device=device), torch.as_tensor(chance, device=device)
 
-    def _check(self, window: Window) -> None:
-        length = self.config.model.window
-        wanted = {
-            "states": (len(window), length, self.weights.state_size),
-            "actions": (len(window), length, self.weights.action_size),
-            "steps": (len(window),),
-            "seeds": (len(window),),
-        }
-        for name, shape in wanted.items():
-            found = getattr(window, name).shape
-            if found != shape:
-                raise InputError(f"a window's {name} are {list(found)}, expected {list(shape)}")
-        if (window.seeds < 0).any():
-            raise InputError(f"a window's seed is {window.seeds.min()}; give 0 or more")
-        if not (np.isfinite(window.states).all() and np.isfinite(window.actions).all()):
-            raise InputError("a window holds NaN or Inf; give finite states and actions")
-        if not ((window.now >= 0) & (window.now < length)).all():
-            raise InputError(f"a window's current step must be in 0 .. {length - 1}")
+
+def _put(found: Mapping[str, Floats], rows: Integers, choice: Choice) -> None:
+    found["actions"][rows] = choice.actions.clamp(-1, 1).cpu().numpy()
+    if choice.weighing is not None and choice.utilities is not None:
+        mean = (choice.weighing.weights * choice.utilities).sum(dim=-1)
+        found["utilities"][rows] = mean.cpu().numpy()
+        found["effective"][rows] = choice.weighing.effective.cpu().numpy()
+        found["spread"][rows] = choice.weighing.spread.cpu().numpy()
 
 
 def _drawn(first: Tensor, weights: Tensor, chance: Tensor) -> Tensor:

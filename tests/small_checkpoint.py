@@ -15,7 +15,7 @@ from torch import Tensor
 from m3pc import checkpoint
 from m3pc.checkpoint import METADATA, TRAINING, WEIGHTS, Checkpoint
 from m3pc.types import InputError
-from m3pc.weights import Weights, tensors_digest
+from m3pc.weights import Weights, check_sum, tensors_digest
 from tests.refusals import sentence
 from tests.small_weights import tiny_config, tiny_weights
 
@@ -81,7 +81,7 @@ def refusal(path: Path) -> str:
 def with_metadata(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     tree = json.loads((path / METADATA).read_bytes())
     change(tree)
-    (path / METADATA).write_text(json.dumps(tree | {"check": checkpoint.check(tree)}))
+    (path / METADATA).write_text(json.dumps(tree | {"check": check_sum(tree)}))
 
 
 def with_content(path: Path, name: str, content: bytes) -> None:

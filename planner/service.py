@@ -1,0 +1,109 @@
+"""The planner server without Ray: weights that answer in batches and follow a run's newest."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+
+from m3pc.compute import prepare_compute
+from m3pc.config import Config
+from m3pc.telemetry import PLANNER_VERSION, Recorder, Snapshot
+from m3pc.types import Ask, Coordinator, Decision, InputError, Version
+from m3pc.weights import Weights
+from planner.batcher import Batcher, Reply
+from planner.loader import Loader, RejectedError, canary
+from planner.policy import Policy
+from planner.rows import Answer
+
+
+class PlannerService:
+    """Any thread may submit. The configuration is the run's, or that of the weights."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        config: Config | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config = config or weights.config
+        prepare_compute(config.compute)
+        self._recorder, self._clock = Recorder(), clock
+        self._policy = Policy(weights, config)
+        try:
+            canary(self._policy)
+        except RejectedError as error:
+            raise InputError(f"these weights cannot plan: {error.message}; give others") from None
+        self._loader: Loader | None = None
+        self._batcher = Batcher(
+            answering(self._policy),
+            self._policy.check,
+            rows=config.fleet.batch,
+            wait=config.fleet.batch_wait,
+            queue=config.fleet.queue,
+            recorder=self._recorder,
+            clock=clock,
+        )
+        self._serve(self._policy)
+
+    def follow(self, coordinator: Coordinator, folder: Path) -> None:
+        """Answer by the run's newest weights, now and from now on; paths start at `folder`."""
+        self._loader = Loader(
+            self._policy, self._serve, coordinator, folder, recorder=self._recorder
+        )
+        self._loader.look(0.0)  # a successor does not answer by what is old
+        self._loader.start()
+
+    def submit(self, ask: Ask, seconds: float) -> "Future[Reply]":
+        """The reply; `seconds` from now it would be too late."""
+        return self._batcher.submit(ask, seconds)
+
+    @property
+    def version(self) -> int:
+        """Of the weights that answer, packed."""
+        return self._policy.weights.version
+
+    @property
+    def ready(self) -> bool:
+        return self._batcher.alive
+
+    def stuck_for(self) -> float:
+        return self._batcher.stuck_for()
+
+    def report(self) -> tuple[Snapshot, int, int, float]:
+        """Totals, version, process, and seconds that the current batch has taken."""
+        return self._recorder.snapshot(), self.version, os.getpid(), self.stuck_for()
+
+    def close(self) -> None:
+        """Everybody gets an answer."""
+        if self._loader is not None:
+            self._loader.close()
+        self._batcher.close()
+
+    def __enter__(self) -> "PlannerService":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self, policy: Policy) -> None:
+        self._policy = policy
+        self._batcher.swap(answering(policy), policy.check)
+        self._recorder.set(PLANNER_VERSION, Version.unpacked(policy.weights.version).number)
+
+
+def answering(policy: Policy) -> Answer:
+    """What a policy answers; a lack of memory, of whatever device, is a MemoryError."""
+
+    def answer(asks: Sequence[Ask]) -> list[Decision]:
+        try:
+            return policy.answer(asks)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
+                raise MemoryError(str(error)) from error
+            raise
+
+    return answer
