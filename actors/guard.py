@@ -1,7 +1,7 @@
 """Environments that may fail one by one. E environments, S state, A action.
 
 An exception, a number that is not finite or far too large, a wrong shape: each ends the episode of
-that environment only, which is made anew. What it gave is dropped, so nothing unsound is handed out.
+that environment only, which is made anew. What it gave is dropped: nothing unsound is handed out.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Episodes on their way to the store: each arrives exactly once, in order, however often it is sent.
+"""Episodes on their way to the store: each arrives once, in order, however often it is sent.
 
 The store takes the key (slot, incarnation, sequence) once, so sending again is safe. Some that it
 acknowledged are kept as well, for a store that comes back knowing less than it promised.
@@ -129,14 +129,21 @@ class Outbox:
         return [self._held[k] for k in range(self._acked, len(self._held))]
 
     def _work(self) -> None:
-        while (letter := self._next()) is not None:
-            key = AppendKey(self._slot, self._incarnation, letter.sequence)
-            try:
-                ack = self._sink.append(key, letter.payload)
-            except Exception as error:  # dead, gone, late: whatever it is may pass
-                self._pause(f"{type(error).__name__}: {str(error)[:200]}")
-            else:
-                self._answered(letter, key, ack)
+        try:
+            while (letter := self._next()) is not None:
+                self._send(letter)
+        except Exception as error:
+            log.exception("event=outbox-failed")
+            self._end(failure=f"{type(error).__name__}: {error}")
+
+    def _send(self, letter: _Letter) -> None:
+        key = AppendKey(self._slot, self._incarnation, letter.sequence)
+        try:
+            ack = self._sink.append(key, letter.payload)
+        except Exception as error:  # dead, gone, late: whatever it is may pass
+            self._pause(f"{type(error).__name__}: {str(error)[:200]}")
+        else:
+            self._answered(letter, key, ack)
 
     def _next(self) -> _Letter | None:
         with self._change:
