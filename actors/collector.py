@@ -73,6 +73,15 @@ class Collector:
         self._forget()
         self._state: State = "idle"
 
+    def _forget(self) -> None:
+        self._recorder = Recorder()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._membership: Membership | None = None
+        self._outbox: Outbox | None = None
+        self._worker: Worker | None = None
+        self._reason, self._left, self._since = "", 0.0, self._clock()
+
     def start(self, order: Order) -> None:
         """Begin to collect, in a thread; while it runs already, nothing."""
         with self._lock:
@@ -103,29 +112,21 @@ class Collector:
 
     def drain(self, seconds: float) -> int:
         """End within so many seconds, with as much as possible in the store; how much is not."""
-        self._end("drained", seconds, "draining")
+        self._end("drained", seconds, draining=True)
         if self._thread is not None:
             self._thread.join(seconds)
         return self._worker.unacked if self._worker else 0
 
     def stop(self, reason: str = "stopped") -> None:
         """End soon."""
-        self._end(reason, 0.0, "running")
+        self._end(reason, 0.0)
 
-    def _forget(self) -> None:
-        self._recorder = Recorder()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._membership: Membership | None = None
-        self._outbox: Outbox | None = None
-        self._worker: Worker | None = None
-        self._reason, self._left, self._since = "", 0.0, self._clock()
-
-    def _end(self, reason: str, seconds: float, state: State) -> None:
+    def _end(self, reason: str, seconds: float, *, draining: bool = False) -> None:
         with self._lock:
             if self._state not in ("running", "draining"):
                 return
-            self._state, self._reason = state, self._reason or reason
+            self._state = "draining" if draining else self._state
+            self._reason = self._reason or reason
             self._left = seconds
             self._stop.set()
             if self._worker is not None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import gymnasium
@@ -11,7 +12,7 @@ from gymnasium.spaces import Box
 FAULTY = "tests.faulty_env:toy/Faulty-v0"  # gymnasium imports the module
 LIMIT = 20  # steps of an episode
 
-BAD = {
+BAD: dict[str, Callable[[list[float]], tuple[Any, Any, bool]]] = {
     "nan-state": lambda state: ([state[0], np.nan], 1.0, False),
     "inf-state": lambda state: ([state[0], np.inf], 1.0, False),
     "huge-state": lambda state: ([state[0], 1e30], 1.0, False),
@@ -94,7 +95,7 @@ class Faulty(gymnasium.Env[Any, Any]):
             raise RuntimeError("something broke")
         return BAD[kind](self._state())
 
-    def _state(self) -> Any:
+    def _state(self) -> list[float]:
         return [float(self.number), float(self._done)]
 
 
@@ -104,4 +105,9 @@ def forget() -> None:
     Faulty.steps = Faulty.made = Faulty.open = 0
 
 
-gymnasium.register("toy/Faulty-v0", Faulty, max_episode_steps=LIMIT, disable_env_checker=True)
+gymnasium.register(
+    "toy/Faulty-v0",
+    entry_point="tests.faulty_env:Faulty",
+    max_episode_steps=LIMIT,
+    disable_env_checker=True,
+)

@@ -34,7 +34,7 @@ def play(envs: Guarded | Together, rounds: int, *, actions: int = 1) -> list[Rol
     """Endless episodes for so many steps of all environments; the last ones are cut."""
     fleet, planner = Fleet(envs, window=8, horizon=4), FakePlanner(actions)
     numbered = enumerate(episode_start(0, number) for number in count())
-    free, found = np.ones(envs.count, np.bool_), []
+    free, found = np.ones(envs.count, np.bool_), list[Rollout]()
     for _ in range(rounds):
         fleet.begin(free, numbered)
         stepped = fleet.step(planner.decide(fleet.question()))
@@ -108,7 +108,7 @@ def test_an_environment_that_fails_for_ever_is_given_up() -> None:
     recorder = Recorder()
     with (
         closing(guarded(recorder, 2, at=1, kind="nan-reward")) as envs,
-        pytest.raises(BrokenEnvError, match="environment 0 failed 11 times .*nan: a reward"),
+        pytest.raises(BrokenEnvError, match=r"environment 0 failed 11 times .*nan: a reward"),
     ):
         play(envs, 100)
     assert faults(recorder)["nan"] == 2 * MOST_IN_A_ROW + 1
