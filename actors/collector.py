@@ -45,6 +45,7 @@ class Order:
     envs: int = 4
     step_timeout: float = 30.0  # seconds
     unacked: int = 32  # episodes that may wait for the store
+    heartbeat: float = 2.0  # seconds between two
     receipts: Path | None = None  # file for a line per acknowledged episode
 
 
@@ -55,7 +56,7 @@ def starts(seed: int, slot: int, incarnation: int) -> Iterator[Start]:
 
 
 class Watches(Protocol):
-    def __call__(self, timeout: float, save: Callable[[int, float], None]) -> Watchdog: ...
+    def __call__(self, timeout: float, save: Callable[[int, float], object]) -> Watchdog: ...
 
 
 class Collector:
@@ -183,6 +184,7 @@ class Collector:
             self._slot,
             recorder=self._recorder,
             on_lost=partial(self.stop, "fenced"),
+            period=order.heartbeat,
         )
         stack.enter_context(closing(membership))
         while not membership.registered(REGISTER_SECONDS):

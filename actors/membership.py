@@ -9,7 +9,7 @@ from typing import Final
 from m3pc.telemetry import COORDINATOR_DOWN, Recorder
 from m3pc.types import Coordinator, CoordinatorUnavailableError
 
-PERIOD: Final = 2.0  # seconds between two heartbeats, or two trials to register
+CLOSE_SECONDS: Final = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +28,11 @@ class Membership:
         *,
         recorder: Recorder,
         on_lost: Callable[[], None],
+        period: float,
         pointer: str = "weights",
-        period: float = PERIOD,
     ) -> None:
-        """`on_lost` is called once if a newer incarnation has the slot."""
+        """`on_lost` is called once if a newer incarnation has the slot; `period`: seconds between
+        two heartbeats, or two trials to register."""
         self._connect, self._slot, self._pointer, self._period = connect, slot, pointer, period
         self._recorder, self._on_lost = recorder, on_lost
         self._stop, self._settled = threading.Event(), threading.Event()
@@ -54,7 +55,7 @@ class Membership:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join(self._period)
+        self._thread.join(CLOSE_SECONDS)
 
     def _work(self) -> None:
         try:

@@ -28,15 +28,13 @@ class Watchdog:
     def __init__(
         self,
         timeout: float,
-        save: Callable[[int, float], None],
+        save: Callable[[int, float], object],
         *,
+        grace: float = GRACE,
         clock: Callable[[], float] = time.monotonic,
-        leave: Callable[[int], None] = os._exit,
-        wind_up: Callable[[float], None] | None = None,
     ) -> None:
         """`save(slot, seconds)` is called once, in a thread of its own, and may take so long."""
-        self._timeout, self._save, self._clock = timeout, save, clock
-        self._leave, self._wind_up = leave, wind_up or _wind_up
+        self._timeout, self._save, self._grace, self._clock = timeout, save, grace, clock
         self._armed: tuple[int, float] | None = None  # slot, since when
         # Held while the process ends: a call that comes back after all stays in `disarm`.
         self._lock = threading.Lock()
@@ -44,7 +42,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._work, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        self._wind_up(self._timeout + GRACE)
+        self._wind_up()
         self._thread.start()
 
     def arm(self, slot: int) -> None:
@@ -63,11 +61,15 @@ class Watchdog:
 
     def _work(self) -> None:
         while not self._stop.wait(min(LONGEST_LOOK, self._timeout / 4)):
-            self._wind_up(self._timeout + GRACE)
+            self._wind_up()
             with self._lock:
                 if self._armed and self._clock() - self._armed[1] > self._timeout:
                     self._end(self._armed[0])
                     return
+
+    def _wind_up(self) -> None:
+        seconds = self._timeout + self._grace
+        faulthandler.dump_traceback_later(seconds, exit=True, file=_stderr())
 
     def _end(self, slot: int) -> None:
         log.critical("event=env-hung env=%d seconds=%g exit=%d", slot, self._timeout, HUNG)
@@ -77,11 +79,7 @@ class Watchdog:
         )
         saving.start()
         saving.join(SAVE_SECONDS)
-        self._leave(HUNG)
-
-
-def _wind_up(seconds: float) -> None:
-    faulthandler.dump_traceback_later(seconds, exit=True, file=_stderr())
+        os._exit(HUNG)
 
 
 def _stderr() -> TextIO:

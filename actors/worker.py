@@ -32,7 +32,7 @@ from m3pc.types import (
 )
 
 RECENT: Final = 512  # finished episodes that are told
-PUT_SECONDS: Final = 0.5  # between two looks at whether to go on, while the outbox is full
+PUT_SECONDS: Final = 0.1  # between two looks at whether to go on, while the outbox is full
 PAUSE_SECONDS: Final = 0.2  # before a planner is asked anew that is gone, or whose policy is old
 FAILED_SECONDS: Final = 5.0  # for the store to take what there is, if nobody gave a time
 
