@@ -3,6 +3,7 @@
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from m3pc.types import Ack, AppendKey, EpisodeSink, Status
 
@@ -74,3 +75,22 @@ class Shut:
         self.called.set()
         assert self.open.wait(30)
         return self._sink.append(key, payload)
+
+
+class InFolder:
+    """A file an episode: a store that several processes see and that can be sent to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def append(self, key: AppendKey, payload: bytes) -> Ack:
+        path = self._folder / "-".join(map(str, key))
+        if path.exists():
+            return ack(Status.DUPLICATE, key.sequence + 1)
+        path.write_bytes(payload)
+        return ack(Status.DURABLE, key.sequence + 1)
+
+    def payloads(self) -> dict[AppendKey, bytes]:
+        keys = {AppendKey(*map(int, path.name.split("-"))): path for path in self._folder.iterdir()}
+        return {key: keys[key].read_bytes() for key in sorted(keys)}

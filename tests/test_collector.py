@@ -128,7 +128,7 @@ def test_a_coordinator_that_is_silent_is_waited_for_and_then_done_without(
     join: Callable[[], Coordinator], collector: Collector
 ) -> None:
     coordinator = Reluctant(join(), silent=3)
-    collector.start(order(lambda: coordinator))  # type: ignore[arg-type, return-value]
+    collector.start(order(lambda: coordinator))
     assert eventually(lambda: collector.report().finished)
     assert value(collector.report().snapshot, COORDINATOR_DOWN) == 3
     coordinator.silent = 10**9
@@ -197,7 +197,7 @@ def test_faults_are_counted_and_survived(
 
 def test_a_collector_can_be_drained_before_it_is_registered(collector: Collector) -> None:
     def never() -> Coordinator:
-        return Reluctant(None, silent=10**9)  # type: ignore[arg-type, return-value]
+        return Reluctant(None, silent=10**9)
 
     collector.start(order(never))
     assert eventually(lambda: value(collector.report().snapshot, COORDINATOR_DOWN) > 1)
