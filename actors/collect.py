@@ -12,9 +12,9 @@ class Policy(Protocol):
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats: ...
 
 
-def episode_streams(seed: int, number: int) -> tuple[int, np.random.Generator]:
+def episode_streams(seed: int, *numbers: int) -> tuple[int, np.random.Generator]:
     """The environment's reset seed and the policy's noise, from (run seed, episode) alone."""
-    sequence = np.random.SeedSequence([seed, number])
+    sequence = np.random.SeedSequence([seed, *numbers])
     reset_seed, noise_seed = sequence.spawn(2)
     # Gymnasium takes a non-negative Python integer; 31 bits are safe for every environment.
     return int(reset_seed.generate_state(1)[0] >> 1), np.random.default_rng(noise_seed)

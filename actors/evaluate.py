@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.rollout import Rollout, episode_start, rollouts
+from actors.fleet import Rollout
+from actors.rollout import episode_start, rollouts
 from m3pc.envs import engine, make, make_vector, normalised_score
 from m3pc.envs.make import Vector
 from m3pc.types import Decision, Floats, InputError, Integers, Planner

@@ -161,7 +161,20 @@ class Refusal:
 
 
 class PlannerGoneError(RuntimeError):
-    """No planner answered for as long as the caller was willing to wait."""
+    """No planner answered for as long as was waited, or waiting was given up."""
+
+
+class Pending(Protocol):
+    """A request that is being answered; it repeats itself where that helps."""
+
+    def result(self, patience: float, stop: Callable[[], bool]) -> Decision:
+        """PlannerGoneError after `patience` seconds, or once `stop` says so."""
+
+
+class Asks(Protocol):
+    """A planner elsewhere: asking does not wait."""
+
+    def ask(self, ask: Ask) -> Pending: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

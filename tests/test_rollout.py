@@ -12,7 +12,8 @@ import pytest
 
 from actors import collect
 from actors.collect import episode_streams
-from actors.rollout import Rollout, Start, episode_start, rollouts
+from actors.fleet import Rollout, Start
+from actors.rollout import episode_start, rollouts
 from m3pc.envs import make, make_vector
 from m3pc.types import Floats, InputError
 from tests.countdown import COUNTDOWN

@@ -1,0 +1,88 @@
+"""A rollout process among the others of a run: its incarnation, its heartbeat, what is newest."""
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import Final
+
+from m3pc.telemetry import COORDINATOR_DOWN, Recorder
+from m3pc.types import Coordinator, CoordinatorUnavailableError
+
+CLOSE_SECONDS: Final = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Membership:
+    """A thread that registers, for as long as it takes, and then tells that it lives.
+
+    A coordinator that does not answer changes nothing: the store itself shuts out whoever has been
+    replaced.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Coordinator],
+        slot: int,
+        *,
+        recorder: Recorder,
+        on_lost: Callable[[], None],
+        period: float,
+        pointer: str = "weights",
+    ) -> None:
+        """`on_lost` is called once if a newer incarnation has the slot; `period`: seconds between
+        two heartbeats, or two trials to register."""
+        self._connect, self._slot, self._pointer, self._period = connect, slot, pointer, period
+        self._recorder, self._on_lost = recorder, on_lost
+        self._stop, self._settled = threading.Event(), threading.Event()
+        self._newest: int | None = None
+        self.incarnation = -1  # before it is registered
+        self.failure = ""  # why it never will be
+        self._thread = threading.Thread(target=self._work, name="membership", daemon=True)
+        self._thread.start()
+
+    def registered(self, timeout: float) -> bool:
+        """Whether there is an incarnation; RuntimeError if there never will be."""
+        self._settled.wait(timeout)
+        if self.failure:
+            raise RuntimeError(f"slot {self._slot} cannot be registered: {self.failure}")
+        return self.incarnation >= 0
+
+    def newest(self) -> int | None:
+        """Updates behind the newest published weights; None where nobody told."""
+        return self._newest
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join(CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        try:
+            with closing(self._connect()) as coordinator:
+                while not self._stop.is_set() and self._serve(coordinator):
+                    self._stop.wait(self._period)
+        except Exception as error:
+            log.exception("event=membership-failed slot=%d", self._slot)
+            self.failure = f"{type(error).__name__}: {error}"
+            self._settled.set()
+
+    def _serve(self, coordinator: Coordinator) -> bool:
+        """One heartbeat; False once the slot is lost."""
+        try:
+            if self.incarnation < 0:
+                self.incarnation = coordinator.register(self._slot)
+                log.info("event=registered slot=%d incarnation=%d", self._slot, self.incarnation)
+            elif not coordinator.heartbeat(self._slot, self.incarnation):
+                log.warning("event=slot-lost slot=%d incarnation=%d", self._slot, self.incarnation)
+                self._on_lost()
+                return False
+            pointer = coordinator.read(self._pointer)
+        except CoordinatorUnavailableError as error:
+            self._recorder.add(COORDINATOR_DOWN)
+            log.warning("event=coordinator-down slot=%d reason=%s", self._slot, error)
+        else:
+            self._newest = pointer.version.number if pointer else None
+        if self.incarnation >= 0:
+            self._settled.set()
+        return True

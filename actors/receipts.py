@@ -1,0 +1,21 @@
+"""An actor's own log of what the store acknowledged, to compare the two: one JSON line each."""
+
+import json
+from pathlib import Path
+
+from actors.outbox import Receipt
+
+
+class Receipts:
+    """An `on_ack` that writes; a line is handed to the system before the next episode is sent."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", buffering=1)
+
+    def __call__(self, receipt: Receipt) -> None:
+        row = {**receipt.key._asdict(), "steps": receipt.steps, "sha256": receipt.sha256}
+        self._file.write(json.dumps(row) + "\n")
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,43 @@
+"""What a rollout process tells about itself. Loads no numpy: it is said before any work begins."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from m3pc.telemetry import Snapshot
+
+if TYPE_CHECKING:
+    from m3pc.types import Episode
+
+State = Literal["idle", "running", "draining", "ended", "failed"]
+Outcome = Literal["terminated", "truncated", "aborted"]
+
+
+class Finished(NamedTuple):
+    """An episode that ended. Numbers go up by 1, so whoever asks often enough misses none."""
+
+    number: int  # of this incarnation, from 0
+    outcome: Outcome
+    total: float  # of its rewards
+    length: int
+    version: int  # `Version.packed` at its first step
+    steps: int  # of all environments of this incarnation, when it ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    state: State
+    pid: int
+    slot: int
+    reason: str = ""  # why it ended or failed
+    incarnation: int = -1  # -1 before it is registered
+    idle: float = 0.0  # seconds since environments were last stepped
+    unacked: int = 0  # episodes that the store has not acknowledged
+    rejected: int = 0  # that it never will take
+    snapshot: Snapshot = field(default_factory=dict)
+    finished: tuple[Finished, ...] = ()
+
+
+def outcome(episode: "Episode") -> Outcome:
+    if episode.terminated:
+        return "terminated"
+    return "truncated" if episode.truncated else "aborted"
