@@ -11,6 +11,7 @@ from m3pc.telemetry import COORDINATOR_DOWN, PUBLISHED, Recorder
 from m3pc.types import (
     Coordinator,
     CoordinatorUnavailableError,
+    FencedError,
     Pointer,
     Published,
     Version,
@@ -18,10 +19,6 @@ from m3pc.types import (
 from m3pc.weights import Weights, to_bytes
 
 log = logging.getLogger(__name__)
-
-
-class FencedError(RuntimeError):
-    """Another learner has begun since: whatever this one publishes, nobody may act by it."""
 
 
 class Publisher:

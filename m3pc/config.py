@@ -18,7 +18,7 @@ Part = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Ratio = Annotated[float, Field(ge=0, le=10)]
-Gpus = Annotated[float, Field(ge=0, le=16)]
+Units = Annotated[float, Field(ge=0, le=16)]
 Wait = Annotated[float, Field(ge=0, le=10)]  # seconds
 Patience = Annotated[float, Field(ge=0.1, le=3600)]  # seconds
 
@@ -298,7 +298,9 @@ class OnlineConfig(Section):
     updates_per_step: Annotated[float, Field(ge=0, le=1000)] = _field(0.2, "owed per step")
     updates_per_episode: CountOrZero = _field(0, "owed per episode, on top")
     critic_updates: CountOrZero = _field(10, "critic updates per update of the model")
-    slack: CountOrZero = _field(2_000, "steps that either side may run ahead, beyond need")
+    slack: CountOrZero = _field(
+        2_000, "steps that collecting may run ahead of learning, beyond need"
+    )
     publish_every: Count = _field(20, "updates of the model between two published versions")
     checkpoint_every: Count = _field(500, "updates of the model between two checkpoints")
     keep: Count = _field(3, "checkpoints and versions kept")
@@ -316,8 +318,9 @@ class FleetConfig(Section):
     envs_per_actor: Few = _field(4, "environments in each: half step while half are planned")
     planners: Few = _field(1, "planner servers")
     learners: Few = _field(1, "learner processes that share each batch")
-    planner_gpus: Gpus = _field(0.0, "GPUs that each planner server holds")
-    learner_gpus: Gpus = _field(0.0, "GPUs that each learner holds")
+    actor_cpus: Units = _field(1.0, "CPUs that each rollout process holds")
+    planner_gpus: Units = _field(0.0, "GPUs that each planner server holds")
+    learner_gpus: Units = _field(0.0, "GPUs that each learner holds")
     batch: Count = _field(64, "environments that a planner server answers together at most")
     batch_wait: Wait = _field(0.002, "seconds that a batch waits for company")
     queue: Count = _field(1024, "environments that may wait for a planner server")
@@ -327,6 +330,7 @@ class FleetConfig(Section):
     durability: Literal["fsync", "os"] = _field(
         "fsync", "an acknowledged episode survives power loss, or the death of any process"
     )
+    receipts: bool = _field(False, "actors keep a list of what the store acknowledged")
     keep_episodes: CountOrZero = _field(0, "collected episodes kept at least; 0 keeps all")
 
 

@@ -62,6 +62,11 @@ class StoreActor:
             return self._service.report()
 
     @ray.method(concurrency_group="reports")
+    def status(self) -> tuple[StoreTotals, Snapshot]:
+        with _ending_when_broken():
+            return self._service.totals(), self._service.report()
+
+    @ray.method(concurrency_group="reports")
     def set_slack(self, steps: int) -> None:
         self._service.set_slack(steps)
 

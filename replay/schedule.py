@@ -17,7 +17,7 @@ class Schedule:
     updates_per_step: float
     updates_per_episode: int
     horizon: int  # steps of the longest episode
-    slack: int  # steps, in longest episodes, that either side may run ahead, beyond need
+    slack: int  # steps, in longest episodes, that collecting may run ahead, beyond need
 
     def __post_init__(self) -> None:
         if not self.units(self.horizon):
@@ -32,19 +32,22 @@ class Schedule:
         return steps * ratio.numerator + episodes * self.updates_per_episode * ratio.denominator
 
     def limits(self) -> Limits:
-        """A sample is one update. The band's middle is where what is owed was done, no more and no
-        less; there the longest episode may come, and its updates may be done before it."""
+        """A sample is one update. Never are more done than are owed, so a run that has caught up
+        has done as many as in lock-step; only collecting may run ahead."""
         longest, unit = self.units(self.horizon), Fraction(1, self._ratio.denominator)
         owed = longest * unit
-        reach = max(owed, (1 + owed) / 2) + self.slack * owed / self.horizon
         return Limits(
             samples_per_insert=unit,
             batch=1,
             max_insert=longest,
             min_size=0,
-            min_diff=-reach,
-            max_diff=reach,
+            min_diff=Fraction(0),
+            max_diff=1 + owed + self.slack * owed / self.horizon,
         )
+
+    def owed(self, steps: int, episodes: int) -> int:
+        """Updates, after so many steps in so many episodes."""
+        return self.units(steps, episodes) // self._ratio.denominator
 
     @property
     def _ratio(self) -> Fraction:

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from m3pc import checkpoint
-from m3pc.config import OnlineConfig
 from m3pc.run import runlog
-from m3pc.run.local import collection_start, owed_updates, run_local
+from m3pc.run.local import collection_start, run_local
 from m3pc.run.trainer import Trainer
 from m3pc.types import InputError
 from replay.store import Store
@@ -27,13 +26,6 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     new_run(path)
     run_local(path, silent)
     return path
-
-
-def test_updates_are_owed_per_step_and_per_episode() -> None:
-    online = OnlineConfig(updates_per_step=0.2, updates_per_episode=0)
-    assert [owed_updates(online, steps=n, episodes=1) for n in (0, 4, 5, 1004)] == [0, 0, 1, 200]
-    online = OnlineConfig(updates_per_step=0.0, updates_per_episode=200)
-    assert owed_updates(online, steps=999, episodes=3) == 600
 
 
 def test_a_run_collects_its_steps_and_makes_the_updates_they_owe(straight: Path) -> None:

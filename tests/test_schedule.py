@@ -54,21 +54,26 @@ def test_what_is_owed_adds_up_exactly(
     assert owed == sum(lengths) * per_step + len(lengths) * per_episode
 
 
-def test_slack_is_in_steps_and_widens_both_sides() -> None:
+def test_slack_is_in_steps_and_lets_collecting_run_ahead() -> None:
     narrow, wide = schedule(0.2, 0).limits(), schedule(0.2, 0, slack=50).limits()
-    assert (narrow.min_diff, narrow.max_diff) == (-20, 20)
-    assert wide.max_diff - narrow.max_diff == narrow.min_diff - wide.min_diff == 10
+    assert (narrow.min_diff, narrow.max_diff) == (0, 21)
+    assert (wide.min_diff, wide.max_diff) == (0, 31)
 
 
 def test_a_rate_below_one_update_an_episode_leaves_room_for_an_update() -> None:
     limits = schedule(0.001, 0).limits()  # a tenth of an update an episode
-    assert (limits.min_diff, limits.max_diff) == (Fraction(-11, 20), Fraction(11, 20))
+    assert (limits.min_diff, limits.max_diff) == (0, Fraction(11, 10))
 
 
-def test_the_learner_may_be_ahead_by_the_lower_edge_at_most() -> None:
+def test_the_learner_is_never_ahead_of_what_is_owed() -> None:
     limits = schedule(0.2, 0, slack=50).limits()
-    assert Limiter(limits).most_samples == 30  # 100 / 5 + 10
-    assert Limiter(limits, inserts=7).most_samples == 31  # 7 / 5 more, rounded down
+    found = [Limiter(limits, inserts=steps).most_samples for steps in (0, 4, 5, 1004)]
+    assert found == [0, 0, 1, 200]
+
+
+def test_owed_updates_are_those_of_steps_and_of_episodes_rounded_down() -> None:
+    assert [schedule(0.2, 0).owed(steps, 1) for steps in (0, 4, 5, 1004)] == [0, 0, 1, 200]
+    assert schedule(0.0, 200).owed(999, 3) == 600
 
 
 @pytest.mark.parametrize(("per_step", "per_episode"), [(0.0, 0), (1e-9, 0)])

@@ -5,6 +5,19 @@ from typing import Annotated
 
 import typer
 
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT. Default: a private one."
+    ),
+]
+Where = Annotated[
+    str, typer.Option("--coordinator", help="redis://HOST:PORT; default: a file in the run.")
+]
+Local = Annotated[
+    bool, typer.Option("--local", help="One process, in lock-step; resumes bit for bit.")
+]
+
 
 def finetune(
     source: Annotated[Path, typer.Argument(metavar="CKPT", help="A pretrained run or checkpoint.")],
@@ -14,9 +27,9 @@ def finetune(
     actors: Annotated[int | None, typer.Option(min=1, help="Rollout processes.")] = None,
     envs_per_actor: Annotated[int | None, typer.Option(min=1, help="Environments in each.")] = None,
     planner: Annotated[str | None, typer.Option(help="Explore with rcbc, m, q or q0.")] = None,
-    local: Annotated[
-        bool, typer.Option("--local", help="One process, in lock-step; resumes bit for bit.")
-    ] = False,
+    address: Address = None,
+    coordinator: Where = "",
+    local: Local = False,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Set one field. May be repeated."),
@@ -27,8 +40,6 @@ def finetune(
     """Collect, learn and plan again with what was learned."""
     from m3pc import checkpoint
     from m3pc.cli.data import open_store
-    from m3pc.cli.progress import progress
-    from m3pc.run.local import run_local
     from m3pc.run.online import start
     from m3pc.settings import override
     from m3pc.types import InputError
@@ -48,6 +59,35 @@ def finetune(
         raise InputError(f"{source} does not say which environment it is for; give --env")
     run = out or Path("runs") / f"{source.resolve().name}-online-seed{config.seed}"
     start(found, open_store(data), env_id, config, run)
-    with progress(f"finetuning {run.name}", "steps") as report:
-        done = run_local(run, report)
-    typer.echo(f"run: {done.path}  steps: {done.steps:,}  weights: {done.weights.digest[:16]}")
+    _go_on(run, local=local, address=address, coordinator=coordinator)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an online run.")],
+    address: Address = None,
+    coordinator: Where = "",
+    local: Local = False,
+) -> None:
+    """Go on with a run that was stopped or killed, on a new cluster if need be."""
+    _go_on(run, local=local, address=address, coordinator=coordinator)
+
+
+def _go_on(run: Path, *, local: bool, address: str | None, coordinator: str) -> None:
+    if local:
+        from m3pc.cli.progress import progress
+        from m3pc.run.local import run_local
+
+        with progress(f"finetuning {run.name}", "steps") as report:
+            done = run_local(run, report)
+        typer.echo(f"run: {run}  steps: {done.steps:,}  weights: {done.weights.digest[:16]}")
+        return
+    from m3pc.cli.live import live
+    from m3pc.run.ray_node import prepare
+
+    prepare(address)
+    from m3pc.run.cluster import run_cluster
+
+    with live(f"finetuning {run.name}") as show:
+        ended = run_cluster(run, show, address=address, coordinator=coordinator)
+    typer.echo(f"run: {run}  steps: {ended.steps:,}  {ended.reason}")
+    raise typer.Exit(ended.code)

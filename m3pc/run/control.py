@@ -67,7 +67,7 @@ def told(run: Path) -> dict[str, Any]:
         found = {}
     except (OSError, ValueError, AssertionError) as error:
         raise InputError(f"{run / STATUS} cannot be read: {error}; remove it") from None
-    return found | {"driven": is_driven(run)}
+    return {**found, "driven": is_driven(run)}
 
 
 def is_driven(run: Path) -> bool:

@@ -9,14 +9,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from actors.rollout import Rollout, Start, rollouts
-from m3pc.config import OnlineConfig
+from actors.fleet import Rollout, Start
+from actors.rollout import rollouts
 from m3pc.envs import make_vector
 from m3pc.envs.make import Vector
 from m3pc.run.evaluation import evaluated, evaluation
@@ -29,6 +28,7 @@ from m3pc.types import AppendKey, Status
 from m3pc.weights import Weights
 from planner.policy import Policy
 from replay.payload import encode
+from replay.schedule import schedule_of
 from replay.writer import Options, Writer
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -70,6 +70,7 @@ class _LockStep:
         self._evaluated = int(progress.get("evaluated", -1))  # steps at the last evaluation
         self.trainer.refresh()
         self._means = Means()
+        self._schedule = schedule_of(run.config.online, run.facts.horizon)
 
     def finish(self, envs: Vector, log: RunLog, report: Report) -> None:
         online = self.config.online
@@ -82,7 +83,7 @@ class _LockStep:
             self._collect(envs, log)
 
     def _learn(self, report: Report) -> None:
-        owed = owed_updates(self.config.online, steps=self.steps, episodes=self.episodes)
+        owed = self._schedule.owed(self.steps, self.episodes)
         while self.trainer.updates < owed:
             self._means.add(self.trainer.update())
             report(self._shown())
@@ -140,12 +141,6 @@ class _LockStep:
             "entropy": f"{latest.get('entropy', math.nan):.2f} of {self.config.entropy.target:g}",
             "alpha": f"{latest.get('alpha', math.nan):.3g}",
         }
-
-
-def owed_updates(online: OnlineConfig, *, steps: int, episodes: int) -> int:
-    """That the learner has to have done after so much was collected."""
-    per_step = Fraction(online.updates_per_step).limit_denominator(10**6)
-    return math.floor(per_step * steps) + online.updates_per_episode * episodes
 
 
 def collection_start(seed: int, number: int) -> Start:

@@ -77,6 +77,10 @@ class OnlineRun:
             source={"kind": "run", "id": facts.id},
         )
 
+    def receipts(self, slot: int) -> Path:
+        """Where an actor lists what the store acknowledged."""
+        return self.path / "receipts" / f"{slot}.jsonl"
+
     def logged(self) -> Store:
         """The episodes that pretraining learned from."""
         store = Store(self.facts.data)

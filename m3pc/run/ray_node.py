@@ -18,7 +18,7 @@ from m3pc.types import InputError
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 CONNECT_SECONDS = 5.0
 OBJECT_STORE = 256 << 20  # bytes; what lasts is in files, and messages are small
-# Ray reads these when it is imported or when a process of it starts. What a user has set stays.
+# What a user has set stays.
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "1000",
@@ -34,14 +34,20 @@ SETTINGS = {
 log = logging.getLogger(__name__)
 
 
+def prepare(address: str | None) -> None:
+    """Before Ray is imported: it reads its settings then."""
+    own = {"RAY_AUTH_MODE": "token"} if address is None else {}
+    for name, value in (SETTINGS | own).items():
+        os.environ.setdefault(name, value)
+
+
 @contextmanager
 def connected(
     address: str | None = None, *, namespace: str, cpus: int | None = None, gpus: int | None = None
 ) -> Iterator[None]:
     """Connect for as long as the block runs. Without an address: to a cluster of its own, which
     only holders of its token can use and which ends with the block."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
+    prepare(address)
     if address is not None:
         _require_listener(address)
         with _session(address=address, namespace=namespace):
@@ -103,15 +109,11 @@ def _token(path: Path) -> Iterator[None]:
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(32))
-    if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
-        raise InputError("Ray was imported without RAY_AUTH_MODE=token; set it before that")
-    before = {name: os.environ.get(name) for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+    before = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        del os.environ["RAY_AUTH_TOKEN_PATH"]
+        if before is not None:
+            os.environ["RAY_AUTH_TOKEN_PATH"] = before

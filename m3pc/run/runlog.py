@@ -52,6 +52,8 @@ class RunLog:
 
 def read(folder: Path, group: str) -> list[dict[str, Any]]:
     """The lines of one group, in order."""
+    if not (folder / NAME).exists():
+        return []
     lines = [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
     return [line for line in lines if line.pop("group", None) == group]
 

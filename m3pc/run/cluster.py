@@ -1,0 +1,288 @@
+"""An online run on Ray, from its start to its end, and the one process that drives it.
+
+    collecting ─> draining ─> learning ─> evaluating ─> ending
+                      ^                                    ^
+      stop, SIGTERM ──┴────────────────────────────────────┘
+
+Draining: actors store what they have. Learning: the updates that are still owed. A run that is told
+to stop goes from draining to ending at once; `m3pc resume` goes on with it.
+"""
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import RayError
+
+from m3pc.files import sha256
+from m3pc.run.control import tell, want, wanted
+from m3pc.run.fleet import Fleet
+from m3pc.run.floor import WEIGHTS
+from m3pc.run.lock import locked
+from m3pc.run.online import OnlineRun, open_run
+from m3pc.run.place import NAMESPACE, Place
+from m3pc.run.ray_node import connected
+from m3pc.run.runlog import RunLog, read
+from m3pc.run.status import Rate, describe, log_line
+from m3pc.types import Coordinator, CoordinatorUnavailableError
+from replay.schedule import schedule_of
+
+PAUSE = 0.2  # seconds between two looks
+TELL_EVERY, LOG_EVERY = 2.0, 10.0  # seconds
+DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
+SPARE_CPUS = 4  # logical ones of a private cluster, beside one for each actor
+OK, PARKED, IO_FAILED, FAILED, LATE = 0, 3, 74, 70, 143  # exit codes
+
+Phase = Literal["collecting", "draining", "learning", "evaluating", "ending", "ended"]
+Show = Callable[[Mapping[str, Any]], None]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    code: int
+    reason: str
+    steps: int
+
+
+def run_cluster(path: Path, show: Show, *, address: str | None, coordinator: str = "") -> Outcome:
+    """Drive a run until it has its steps, is told to stop, or cannot go on."""
+    with locked(path):
+        run = open_run(path)
+        place = Place(run=path.resolve(), id=run.facts.id, coordinator=coordinator)
+        place.connect().close()  # before anything starts: a wrong address is told at once
+        cpus = SPARE_CPUS + max(run.config.fleet.actors, os.cpu_count() or 1)
+        gpus = _gpus(run) if address is None else None
+        with connected(address, namespace=NAMESPACE, cpus=cpus, gpus=gpus):
+            return Driver(run, place, show).drive()
+
+
+def _gpus(run: OnlineRun) -> int | None:
+    """Those that the settings ask for, or as many as Ray finds."""
+    fleet = run.config.fleet
+    asked = fleet.planners * fleet.planner_gpus + fleet.learners * fleet.learner_gpus
+    return max(1, round(asked + 0.5)) if asked and run.config.compute.device == "cpu" else None
+
+
+class Driver:
+    def __init__(
+        self,
+        run: OnlineRun,
+        place: Place,
+        show: Show,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.run, self._show, self._clock = run, show, clock
+        self._coordinator: Coordinator = place.connect()
+        self.fleet = Fleet(run, place)
+        self.phase: Phase = "collecting"
+        self._stopping = self._code = 0
+        self._reason = ""
+        self._since = clock()  # of the phase
+        self._told = self._logged = -1e9
+        self._wanted = run.config.fleet.actors
+        self.rate = Rate()
+        self._evaluation: Any = None
+        self.evaluations = read(run.path, "evaluation")
+        self._asked = self._evaluated  # steps at the last evaluation that was asked for
+        want(run.path, stop=False)
+
+    def drive(self) -> Outcome:
+        with _signals(self._signalled), RunLog(self.run.path, done=10**12, unit="step") as runlog:
+            try:
+                while self.phase != "ended":
+                    self.turn(self._clock(), runlog)
+                    time.sleep(PAUSE)
+            finally:
+                self._tell(self._clock(), force=True)
+                self.fleet.end()
+                self._coordinator.close()
+        return Outcome(code=self._code, reason=self._reason, steps=self.steps)
+
+    @property
+    def steps(self) -> int:
+        return self.fleet.stored.steps if self.fleet.stored else 0
+
+    def turn(self, now: float, runlog: RunLog) -> None:
+        self._obey()
+        self.fleet.look(now)
+        self._check()
+        getattr(self, f"_{self.phase}")(now)
+        self._evaluate(now, runlog)
+        self._tell(now)
+        if now - self._logged >= LOG_EVERY and self.fleet.stored:
+            self._logged = now
+            runlog.write("fleet", self.steps, log_line(self.fleet.snapshot()))
+
+    # What is asked from outside
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._stopping += 1
+        if self._stopping > 1:
+            os._exit(LATE)
+
+    def _obey(self) -> None:
+        asked = wanted(self.run.path)
+        if asked.stop and not self._stopping:
+            self._stopping = 1
+        if asked.actors is not None:
+            self._wanted = asked.actors
+        if self.phase == "collecting":
+            self.fleet.scale(self._wanted)
+
+    def _check(self) -> None:
+        """Whether the run can go on at all."""
+        if self.fleet.parked and self.phase == "collecting":
+            reasons = sorted({actor.reason for actor in self.fleet.actors.values()})
+            self._give_up(PARKED, f"every actor ended too often: {'; '.join(reasons)[:500]}")
+        for seat in (self.fleet.store, self.fleet.learner, *self.fleet.planners):
+            if seat.state == "parked" and self.phase not in ("ending", "ended"):
+                code = IO_FAILED if seat is self.fleet.store else FAILED
+                self._give_up(code, f"{seat.name} ended too often: {seat.reason[:500]}")
+        learnt = self.fleet.learnt
+        if learnt is not None and learnt.error and self.phase != "ending":
+            self.fleet.learner.lost(self._clock(), learnt.error)
+
+    def _give_up(self, code: int, reason: str) -> None:
+        log.error("event=giving-up code=%d reason=%s", code, reason)
+        self._code, self._reason = code, reason
+        self._enter("ending")
+
+    # Phases
+
+    def _enter(self, phase: Phase) -> None:
+        if phase != self.phase:
+            log.info("event=phase from=%s to=%s steps=%d", self.phase, phase, self.steps)
+            self.phase, self._since = phase, self._clock()
+
+    def _collecting(self, now: float) -> None:
+        if self._stopping or self.steps >= self.run.config.online.steps:
+            self._reason = "stopped" if self._stopping else "finished"
+            self.fleet.scale(0)
+            self._enter("draining")
+
+    def _draining(self, now: float) -> None:
+        if self.fleet.left or now - self._since > 2 * DRAIN_SECONDS:
+            self._enter("ending" if self._stopping else "learning")
+
+    def _learning(self, now: float) -> None:
+        learnt = self.fleet.learnt
+        caught_up = learnt is not None and learnt.waiting and learnt.updates >= self.owed
+        if self._stopping:
+            self._enter("ending")
+        elif caught_up:
+            self._enter("evaluating")
+
+    def _evaluating(self, now: float) -> None:
+        done = self._asked >= self.steps and self._evaluation is None
+        if done or self._stopping:
+            self._enter("ending")
+
+    def _ending(self, now: float) -> None:
+        """The learner saves, the store closes its log."""
+        calls = [
+            (self.fleet.learner.handle, "stop", (DRAIN_SECONDS,)),
+            (self.fleet.store.handle, "close", ()),
+        ]
+        for handle, method, arguments in calls:
+            if handle is not None and not _called(handle, method, arguments):
+                self._code = self._code or LATE
+        self._enter("ended")
+
+    def _ended(self, now: float) -> None: ...
+
+    @property
+    def owed(self) -> int:
+        stored = self.fleet.stored
+        if stored is None:
+            return 0
+        schedule = schedule_of(self.run.config.online, self.run.facts.horizon)
+        return schedule.owed(stored.steps, stored.episodes)
+
+    # Evaluation
+
+    def _evaluate(self, now: float, runlog: RunLog) -> None:
+        evaluator = self.fleet.evaluator
+        if self._evaluation is not None:
+            self._take_evaluation(runlog)
+        elif evaluator.state == "up" and self._evaluation_due():
+            content = self._newest_weights()
+            if content is not None:
+                self._asked = self.steps
+                self._evaluation = (self.steps, evaluator.handle.evaluate.remote(content))
+
+    def _evaluation_due(self) -> bool:
+        if self.phase not in ("collecting", "evaluating"):
+            return False
+        every = self.run.config.evaluation.every
+        last = self._asked < self.steps and self.phase == "evaluating"
+        return self._asked < 0 or last or self.steps // every > self._asked // every
+
+    def _take_evaluation(self, runlog: RunLog) -> None:
+        steps, answer = self._evaluation
+        if not ray.wait([answer], timeout=0)[0]:
+            return
+        self._evaluation = None
+        try:
+            numbers: dict[str, float] = ray.get(answer, timeout=1.0)
+        except RayError as error:  # its process died: it is asked again at the next turn
+            log.warning("event=evaluation-lost steps=%d reason=%s", steps, type(error).__name__)
+            self._asked = self._evaluated
+            return
+        runlog.write("evaluation", steps, numbers)
+        self.evaluations.append({"step": steps, **numbers})
+
+    @property
+    def _evaluated(self) -> int:
+        return max((row["step"] for row in self.evaluations), default=-1)
+
+    def _newest_weights(self) -> bytes | None:
+        """What was published last, or nothing now: it may just be replaced."""
+        try:
+            pointer = self._coordinator.read(WEIGHTS)
+            path = self.run.path / pointer.path if pointer else None
+            if path is None or pointer is None or sha256(path) != pointer.sha256:
+                return None
+            return path.read_bytes()
+        except (CoordinatorUnavailableError, OSError):
+            return None
+
+    # What is told
+
+    def _tell(self, now: float, *, force: bool = False) -> None:
+        if now - self._told >= TELL_EVERY or force:
+            self._told = now
+            about = {"pid": os.getpid(), "host": socket.gethostname(), "reason": self._reason}
+            status = describe(self) | about
+            tell(self.run.path, status)
+            self._show(status)
+
+
+def _called(handle: Any, method: str, arguments: tuple[Any, ...]) -> bool:
+    try:
+        answer = ray.get(getattr(handle, method).remote(*arguments), timeout=END_SECONDS)
+    except RayError as error:
+        log.warning("event=end-failed method=%s reason=%s", method, type(error).__name__)
+        return False
+    return answer is not False
+
+
+@contextmanager
+def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

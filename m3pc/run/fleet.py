@@ -1,0 +1,229 @@
+"""The processes of a run on Ray, kept alive: store, learner, planners, evaluator, actors.
+
+Each finds the others by name and asks again while one is away, so any of them may be killed at any
+time; whoever drives the run only has to look often.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
+
+from actors.collector import Order
+from actors.remote import RolloutActor
+from actors.reports import Finished, Report
+from actors.worker import Acting
+from learner.remote import LearnerActor
+from m3pc import checkpoint
+from m3pc.run.actor_seat import ActorSeat
+from m3pc.run.evaluator import EvaluatorActor
+from m3pc.run.learning import LearnerReport, Learning
+from m3pc.run.online import OnlineRun, open_run
+from m3pc.run.place import NAMESPACE, Place
+from m3pc.run.seat import Seat
+from m3pc.run.totals import Totals
+from m3pc.telemetry import RESTARTS, Recorder, Snapshot
+from planner.client import PlannerClient
+from planner.remote import PlannerActor
+from planner.service import PlannerService
+from replay.client import StoreClient
+from replay.payload import encode
+from replay.remote import OPTIONS as STORE_OPTIONS
+from replay.remote import StoreActor
+from replay.service import StoreTotals
+
+SILENT = 30.0  # seconds without an answer, after which a process hangs
+LONG_SILENT = 600.0  # of one that recovers a store, compiles, or evaluates
+RECENT = 50  # finished episodes that are remembered
+
+
+class Fleet:
+    """Seats of all processes, by name."""
+
+    def __init__(self, run: OnlineRun, place: Place) -> None:
+        self.run, self.place = run, place
+        self._fleet = run.config.fleet
+        self.totals, self._recorder = Totals(), Recorder()
+        self.store = self._seat("store", self._make_store, lambda h: h.status.remote())
+        self.learner = self._seat("learner", self._make_learner)
+        self.planners = [
+            self._seat(f"planner-{n}", partial(self._make_planner, n))
+            for n in range(self._fleet.planners)
+        ]
+        self.evaluator = self._seat("evaluator", self._make_evaluator)
+        self.actors: dict[int, ActorSeat] = {}
+        self._leaving: list[ActorSeat] = []
+        self.finished: deque[Finished] = deque(maxlen=RECENT)
+        self._restarts: dict[str, int] = {}
+
+    def look(self, now: float) -> None:
+        """Start what is to be started, hear what there is to hear. Others wait for the store: it
+        makes the folder that they read."""
+        self.store.look(now)
+        if self.store.report is None:
+            return
+        for seat in (self.learner, *self.planners, self.evaluator):
+            seat.look(now)
+        if any(seat.state == "up" for seat in self.planners):
+            for actor in self.actors.values():
+                actor.look(now)
+        self._leave()
+        self._hear()
+
+    def scale(self, count: int) -> None:
+        """As many actors as that: the highest slots leave, the lowest free ones are filled."""
+        for slot in range(count):
+            if slot not in self.actors:
+                self.actors[slot] = self._actor(slot)
+        for slot in sorted(self.actors)[count:]:
+            actor = self.actors.pop(slot)
+            actor.drain(self._fleet.deadline)
+            self._leaving.append(actor)
+
+    def _leave(self) -> None:
+        for actor in [actor for actor in self._leaving if actor.drained]:
+            self._leaving.remove(actor)
+            actor.end()
+            self.totals.ended(actor.name)
+
+    def end(self) -> None:
+        for seat in self.seats():
+            seat.end()
+
+    def seats(self) -> Iterator[Seat]:
+        yield from (self.store, self.learner, *self.planners, self.evaluator)
+        yield from self.actors.values()
+        yield from self._leaving
+
+    @property
+    def left(self) -> bool:
+        """Whether all who were told to leave have left."""
+        return not self._leaving
+
+    @property
+    def parked(self) -> bool:
+        """Whether there are actors, and all of them ended too often."""
+        return bool(self.actors) and all(a.state == "parked" for a in self.actors.values())
+
+    @property
+    def stored(self) -> StoreTotals | None:
+        return None if self.store.report is None else cast(StoreTotals, self.store.report[0])
+
+    @property
+    def learnt(self) -> LearnerReport | None:
+        return cast("LearnerReport | None", self.learner.report)
+
+    def snapshot(self) -> Snapshot:
+        self.totals.take("driver", 0, self._recorder.snapshot())
+        return self.totals.now()
+
+    def _hear(self) -> None:
+        """Take the totals of everybody who said something."""
+        if self.store.report is not None:
+            self._take(self.store, self.store.report[1])
+        if self.learnt is not None:
+            self._take(self.learner, self.learnt.snapshot)
+        for planner in self.planners:
+            if planner.report is not None:
+                self._take(planner, planner.report[0])
+        for actor in (*self.actors.values(), *self._leaving):
+            report: Report | None = actor.report
+            if report is not None:
+                life = (report.pid, report.incarnation)
+                self.totals.take(actor.name, hash(life), report.snapshot)
+                self._remember(actor, report)
+        self._count_restarts()
+
+    def _take(self, seat: Seat, snapshot: Snapshot) -> None:
+        self.totals.take(seat.name, seat.restarts.count, snapshot)
+
+    def _remember(self, actor: ActorSeat, report: Report) -> None:
+        for episode in report.finished:
+            if episode.number > actor.heard:
+                actor.heard = episode.number
+                self.finished.append(episode)
+
+    def _count_restarts(self) -> None:
+        for seat in self.seats():
+            known = self._restarts.get(seat.name, 0)
+            if seat.restarts.count > known:
+                self._restarts[seat.name] = seat.restarts.count
+                part = seat.name.partition("-")[0]
+                self._recorder.add(RESTARTS, seat.restarts.count - known, part)
+
+    # Making
+
+    def _seat(
+        self,
+        name: str,
+        make: Callable[[], Any],
+        ask: Callable[[Any], Any] = lambda handle: handle.report.remote(),
+    ) -> Seat:
+        patience = LONG_SILENT if name == "evaluator" else SILENT
+        return Seat(name, make, patience=patience, ask=ask)
+
+    def _named(self, part: str, number: int = 0) -> dict[str, Any]:
+        return {"name": self.place.name(part, number), "namespace": NAMESPACE}
+
+    def _make_store(self) -> Any:
+        run, kind = self.run, cast(Any, StoreActor)
+        options = self._named("store") | STORE_OPTIONS
+        return kind.options(**options).remote(
+            str(run.replay), run.header, run.config.online, run.config.fleet
+        )
+
+    def _make_learner(self) -> Any:
+        options = self._named("learner") | {"num_gpus": self._fleet.learner_gpus}
+        return cast(Any, LearnerActor).options(**options).remote(partial(build_learner, self.place))
+
+    def _make_planner(self, number: int) -> Any:
+        options = self._named("planner", number) | {"num_gpus": self._fleet.planner_gpus}
+        build = partial(build_planner, self.place)
+        return cast(Any, PlannerActor).options(**options).remote(build)
+
+    def _make_evaluator(self) -> Any:
+        return cast(Any, EvaluatorActor).options(**self._named("evaluator")).remote(self.run.path)
+
+    def _actor(self, slot: int) -> ActorSeat:
+        options = self._named("actor", slot) | {
+            "num_cpus": self._fleet.actor_cpus,
+            "scheduling_strategy": "SPREAD",
+        }
+        make = cast(Any, RolloutActor).options(**options).remote
+        return ActorSeat(slot, partial(make, slot), self._order(slot))
+
+    def _order(self, slot: int) -> Order:
+        config, fleet = self.run.config, self._fleet
+        names = [self.place.name("planner", n) for n in range(fleet.planners)]
+        return Order(
+            env_id=self.run.facts.env,
+            seed=config.seed,
+            acting=Acting(
+                window=config.model.window,
+                horizon=config.planner.horizon,
+                patience=fleet.deadline,
+                pause_after=config.online.pause_after,
+            ),
+            planner=PlannerClient(names, NAMESPACE, deadline=fleet.deadline, slot=slot),
+            sink=StoreClient(self.place.name("store"), NAMESPACE, fleet.deadline),
+            encode=encode,
+            connect=self.place.connect,
+            envs=fleet.envs_per_actor,
+            step_timeout=fleet.step_timeout,
+            unacked=fleet.unacked,
+            receipts=self.run.receipts(slot) if fleet.receipts else None,
+        )
+
+
+def build_learner(place: Place) -> Learning:
+    run = open_run(place.run)
+    store = StoreClient(place.name("store"), NAMESPACE, run.config.fleet.deadline)
+    return Learning(run, store, place.connect())
+
+
+def build_planner(place: Place) -> PlannerService:
+    """With the newest checkpoint, until the first published version is found."""
+    run = open_run(place.run)
+    service = PlannerService(checkpoint.newest(run.checkpoints).weights, run.config)
+    service.follow(place.connect(), run.path)
+    return service

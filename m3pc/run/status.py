@@ -1,0 +1,115 @@
+"""A run in the numbers that people look at."""
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from m3pc.telemetry import (
+    ALPHA,
+    BATCH_ROWS,
+    ENTROPY,
+    ENV_STEPS,
+    METRICS,
+    PLAN_SECONDS,
+    QUEUE_ROWS,
+    STALENESS,
+    Snapshot,
+    mean,
+    quantile,
+    value,
+)
+
+if TYPE_CHECKING:
+    from actors.reports import Report
+    from m3pc.run.actor_seat import ActorSeat
+    from m3pc.run.cluster import Driver
+
+
+def describe(driver: "Driver") -> dict[str, Any]:
+    fleet, config = driver.fleet, driver.run.config
+    stored, learnt, snapshot = fleet.stored, fleet.learnt, fleet.snapshot()
+    returns = [episode.total for episode in fleet.finished if episode.outcome != "aborted"]
+    actors = [_actor(actor) for actor in fleet.actors.values()]
+    return {
+        "state": driver.phase,
+        "steps": stored.steps if stored else 0,
+        "of": config.online.steps,
+        "episodes": stored.episodes if stored else 0,
+        "steps_per_second": driver.rate.add(time.monotonic(), stored.steps if stored else 0),
+        "return": float(np.mean(returns)) if returns else math.nan,
+        "best": max(returns, default=math.nan),
+        "updates": learnt.updates if learnt else 0,
+        "owed": driver.owed,
+        "age": mean(snapshot, STALENESS),
+        "oldest": quantile(snapshot, STALENESS, 1.0),
+        "collected_share": _collected_share(driver),
+        "planner": {
+            "p50": quantile(snapshot, PLAN_SECONDS, 0.5, "total"),
+            "p99": quantile(snapshot, PLAN_SECONDS, 0.99, "total"),
+            "batch": mean(snapshot, BATCH_ROWS),
+            "queue": value(snapshot, QUEUE_ROWS),
+        },
+        "entropy": value(snapshot, ENTROPY),
+        "target": config.entropy.target,
+        "alpha": value(snapshot, ALPHA),
+        "actors": actors,
+        "running": sum(actor["state"] == "running" for actor in actors),
+        "wanted": len(actors),
+        "parts": {
+            seat.name: seat.state
+            for seat in (fleet.store, fleet.learner, *fleet.planners, fleet.evaluator)
+        },
+        "evaluation": driver.evaluations[-20:],
+    }
+
+
+def _actor(actor: "ActorSeat") -> dict[str, Any]:
+    report: Report | None = actor.report
+    return {
+        "slot": actor.slot,
+        "state": report.state if report and actor.state == "up" else actor.state,
+        "pid": report.pid if report else None,
+        "steps": value(report.snapshot, ENV_STEPS) if report else 0,
+        "restarts": actor.restarts.count,
+        "reason": actor.reason,
+    }
+
+
+def _collected_share(driver: "Driver") -> float:
+    """Of the episodes that the model learns from."""
+    stored = driver.fleet.stored
+    slots = driver.run.config.replay.episodes
+    return min(stored.episodes / slots, 1.0) if stored else 0.0
+
+
+def log_line(snapshot: Snapshot) -> dict[str, float]:
+    """All counters and gauges, and two quantiles of each histogram, by their names."""
+    found: dict[str, float] = {}
+    for name, labels in snapshot.items():
+        for label in labels:
+            key = f"{name}/{label}" if label else name
+            if METRICS[name].kind == "histogram":
+                for share in (0.5, 0.99):
+                    found[f"{key}/p{100 * share:g}"] = quantile(
+                        snapshot, METRICS[name], share, label
+                    )
+            else:
+                found[key] = value(snapshot, METRICS[name], label)
+    return found
+
+
+class Rate:
+    """Of a count, over the last half minute."""
+
+    def __init__(self, seconds: float = 30.0) -> None:
+        self._seconds = seconds
+        self._points: list[tuple[float, int]] = []
+
+    def add(self, now: float, count: int) -> float:
+        self._points.append((now, count))
+        while len(self._points) > 2 and self._points[1][0] <= now - self._seconds:
+            self._points.pop(0)
+        (first, before), (last, after) = self._points[0], self._points[-1]
+        return (after - before) / (last - first) if last > first else 0.0
