@@ -17,7 +17,8 @@ class Works(Protocol):
     def report(self, error: str = "") -> Any: ...
 
 
-@ray.remote(num_cpus=1, max_restarts=0, max_concurrency=4)  # the driver restarts it: a new epoch
+# The driver restarts it, under a new epoch. Ray's types do not know max_concurrency.
+@ray.remote(num_cpus=1, max_restarts=0, max_concurrency=4)  # type: ignore[call-overload]
 class LearnerActor:
     """Works in a thread, so that it can be asked meanwhile. Its process ends with an error only
     when it is killed: why the work ended is in its report."""

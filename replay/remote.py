@@ -24,10 +24,9 @@ GROUPS = {"appends": 64, "learner": 8, "reports": 4}
 
 log = logging.getLogger(__name__)
 
-OPTIONS = {"num_cpus": 0, "max_restarts": 0, "concurrency_groups": GROUPS}
 
-
-@ray.remote
+# Ray's own annotations know no groups.
+@cast(Any, ray.remote)(num_cpus=0, max_restarts=0, concurrency_groups=GROUPS)
 class StoreActor:
     """Start it by `start_store`. It never restarts by itself: a supervisor starts the next."""
 
@@ -95,7 +94,7 @@ def start_store(
     end, kind = time.monotonic() + deadline, cast(Any, StoreActor)
     while True:
         try:
-            actor = kind.options(name=name, namespace=namespace, **OPTIONS).remote(
+            actor = kind.options(name=name, namespace=namespace).remote(
                 path, header, online, fleet, options
             )
             break

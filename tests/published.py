@@ -3,13 +3,14 @@
 import dataclasses
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from m3pc.config import Config
 from m3pc.types import Coordinator, Pointer, Published, Version
 from m3pc.weights import Weights, to_bytes
 from tests.small_weights import tiny_config, tiny_weights
 
-SMALL: dict[str, object] = {"planner__candidates": 4, "planner__mode": "q"}
+SMALL: dict[str, Any] = {"planner__candidates": 4, "planner__mode": "q"}
 
 
 def small_config(**changes: object) -> Config:

@@ -8,13 +8,14 @@ import pytest
 
 from m3pc.config import MODES
 from m3pc.types import Ask, Decision, InputError, Window
+from planner.forward import propose
 from planner.policy import Policy
 from planner.rows import in_pieces
 from tests.small_weights import rows, tiny_config, tiny_weights, windows
 
 NAMES = ("actions", "conditions", "utilities", "effective", "spread")
 # Each of its own, so that no two can be mistaken for each other.
-TUNED: dict[str, object] = {
+TUNED: dict[str, Any] = {
     "planner__m__spread": 0.7,
     "planner__q__spread": 1.3,
     "planner__m__inverse_temperature": 0.3,
@@ -23,7 +24,7 @@ TUNED: dict[str, object] = {
 }
 
 
-def policy(**changes: object) -> Policy:
+def policy(**changes: Any) -> Policy:
     return Policy(tiny_weights(tiny_config(**TUNED | changes)))
 
 
@@ -97,7 +98,6 @@ def test_forward_modes_share_one_proposal_a_place(monkeypatch: pytest.MonkeyPatc
         sizes.append((question.now, len(conditions)))
         return propose(model, normaliser, question, conditions)
 
-    propose = module.propose
     monkeypatch.setattr(module, "propose", counted)
     policy().answer([Ask(window=windows([4, 2]), mode=mode) for mode in MODES])
     assert sizes == [(2, 4), (4, 4)]
@@ -117,7 +117,7 @@ def test_pieces_of_requests_give_the_answers_of_whole_ones() -> None:
             assert_same(one, other)
 
 
-def changed(**arrays: object) -> Window:
+def changed(**arrays: Any) -> Window:
     return replace(windows([4, 2]), **arrays)
 
 

@@ -117,7 +117,12 @@ def test_a_short_episode_does_not_take_the_room_that_a_long_one_waits_for() -> N
 
 def test_whoever_waits_for_room_is_seen_waiting() -> None:
     some, seen = Gate(Limiter(band(10, 28), inserts=14)), Event()
-    thread = Thread(target=lambda: some.reserve(5, SOON) and seen.set())
+
+    def wait() -> None:
+        if some.reserve(5, SOON):
+            seen.set()
+
+    thread = Thread(target=wait)
     thread.start()
     while not some.waiting:
         assert thread.is_alive()

@@ -148,10 +148,18 @@ def test_a_file_that_is_not_sound_is_rejected(kind: str, taken: Taken) -> None:
     assert taken.versions == [at(3)], "it goes on watching"
 
 
+def _replaced(make: Callable[[Path], object]) -> Callable[[Path], object]:
+    def damage(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return damage
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (Path.unlink, "missing"),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), "missing"),
-    "a pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "missing"),
+    "a folder": (_replaced(Path.mkdir), "missing"),
+    "a pipe": (_replaced(os.mkfifo), "missing"),
     "shorter": (lambda path: path.write_bytes(GOOD[:-1]), "size"),
     "longer": (lambda path: path.write_bytes(GOOD + b"\0"), "size"),
     "a bit": (lambda path: path.write_bytes(GOOD[:-9] + bytes([GOOD[-9] ^ 1]) + GOOD[-8:]), "hash"),

@@ -143,7 +143,8 @@ def test_a_planner_that_hangs_ends_its_process() -> None:
 
 
 def test_a_planner_that_works_is_left_alone() -> None:
-    looks, codes = threading.Semaphore(0), []
+    looks = threading.Semaphore(0)
+    codes: list[int] = []
 
     def stuck_for() -> float:
         looks.release()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import ray
@@ -31,7 +31,7 @@ SECONDS = 60  # for an answer
 
 @pytest.fixture
 def actor(ray_cluster: None) -> Iterator[Any]:
-    found = RolloutActor.remote(7)
+    found = cast(Any, RolloutActor).remote(7)
     yield found
     ray.kill(found)
 

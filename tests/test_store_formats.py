@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -147,4 +148,5 @@ def test_an_infinite_tag_is_refused(name: str, value: float, tmp_path: Path) -> 
         pytest.raises(InputError, match=f"its {name} is infinite"),
         write_store(tmp_path / "store", header()) as writer,
     ):
-        writer.append(replace(numbered(0, 3), **{name: value}))
+        tags: dict[str, Any] = {name: value}
+        writer.append(replace(numbered(0, 3), **tags))

@@ -11,7 +11,8 @@ from m3pc.types import Version
 from m3pc.weights import from_bytes
 
 
-@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)
+# Ray's types do not know max_concurrency.
+@ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)  # type: ignore[call-overload]
 class EvaluatorActor:
     def __init__(self, run: Path) -> None:
         self._run = open_run(run)

@@ -28,7 +28,6 @@ from planner.remote import PlannerActor
 from planner.service import PlannerService
 from replay.client import StoreClient
 from replay.payload import encode
-from replay.remote import OPTIONS as STORE_OPTIONS
 from replay.remote import StoreActor
 from replay.service import StoreTotals
 
@@ -167,8 +166,7 @@ class Fleet:
 
     def _make_store(self) -> Any:
         run, kind = self.run, cast(Any, StoreActor)
-        options = self._named("store") | STORE_OPTIONS
-        return kind.options(**options).remote(
+        return kind.options(**self._named("store")).remote(
             str(run.replay), run.header, run.config.online, run.config.fleet
         )
 
