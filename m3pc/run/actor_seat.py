@@ -10,16 +10,15 @@ from actors.reports import Report
 from m3pc.run.seat import RestartedSeat
 
 WORKING = ("running", "draining")
-HANGING = 30.0  # seconds without an answer
 
 
 class ActorSeat(RestartedSeat):
-    def __init__(self, slot: int, make: Callable[[], Any], order: Any) -> None:
+    def __init__(self, slot: int, make: Callable[[], Any], order: Any, *, patience: float) -> None:
         """`make` gives the handle of a new RolloutActor, `order` is what it is told to do."""
         super().__init__(
             f"actor-{slot}",
             make,
-            patience=HANGING,
+            patience=patience,
             ask=lambda handle: handle.report.remote(self.heard),
         )
         self.slot, self._order = slot, order
@@ -60,7 +59,7 @@ class ActorSeat(RestartedSeat):
         """Whether the order has arrived, or never will."""
         ready, _ = ray.wait([self._giving], timeout=0)
         if not ready:
-            if now - self._answered > HANGING:
+            if now - self._answered > self._patience:
                 self._giving = None
             return False
         giving, self._giving = self._giving, None

@@ -57,11 +57,10 @@ def describe(driver: "Driver") -> dict[str, Any]:
         "actors": actors,
         "running": sum(actor["state"] == "running" for actor in actors),
         "wanted": len(actors),
-        "parts": {
-            seat.name: seat.state
-            for seat in (fleet.store, fleet.learner, *fleet.planners, fleet.evaluator)
-        },
-        "evaluation": driver.evaluations[-20:],
+        "parts": {seat.name: seat.state for seat in fleet.parts},
+        "pids": {seat.name: seat.place[1] for seat in fleet.parts if seat.place},
+        "restarts": fleet.restarts,
+        "evaluation": driver.examiner.rows[-20:],
     }
 
 
