@@ -44,12 +44,15 @@ class Job:
 
     def pid(self, name: str) -> int | None:
         """Of a process of the run: store, learner, planner-0, evaluator, actor-0, ..."""
-        status = self.status
-        for actor in status.get("actors", ()):
-            if name == f"actor-{actor['slot']}":
-                return actor["pid"] if actor["state"] == "running" else None
-        found: int | None = status.get("pids", {}).get(name)
-        return found if status.get("parts", {}).get(name) == "up" else None
+        found = self.processes.get(name, {})
+        return found["pid"] if found.get("state") in ("up", "running") else None
+
+    @property
+    def processes(self) -> dict[str, dict[str, Any]]:
+        return {process["name"]: process for process in self.status.get("processes", ())}
+
+    def restarts(self, name: str) -> int:
+        return int(self.processes.get(name, {}).get("restarts", 0))
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for it; fail with what the run printed if it ends or takes too long."""

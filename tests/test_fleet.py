@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -59,33 +58,32 @@ def updates(run: Path) -> int:
     return int(checkpoint.newest(run / "checkpoints").progress["updates"])
 
 
-def finish(run: Path, steps: int, *words: str) -> None:
+def finish(run: Path, steps: int, **environment: str) -> None:
     """Go on, on a new cluster, to the end of a run that is `steps` longer than now."""
     path = run / "config.yaml"
     total = int(Store(run / "replay").lengths.sum()) + steps
     path.write_text(path.read_text().replace("steps: 1000000", f"steps: {total}"))
-    with job(run, *words) as work:
+    with job(run, **environment) as work:
         assert work.wait() == 0, work.output
         assert "finished" in work.output
 
 
 @pytest.fixture(params=["file", "redis"])
-def coordinator(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Words that say where the processes meet."""
+def coordinator(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Where the processes meet."""
     if request.param == "file":
-        yield []
-    else:
-        yield ["--coordinator", request.getfixturevalue("redis_server").url]
+        return {}
+    return {"M3PC_COORDINATOR": request.getfixturevalue("redis_server").url}
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_a_run_lives_through_the_death_of_each_of_its_processes(
-    coordinator: list[str], tmp_path: Path
+    coordinator: dict[str, str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     new_run(run, **FLEET)
-    with job(run, *coordinator) as work:
+    with job(run, **coordinator) as work:
         work.until_up(2)
         for name in PARTS:
             pid = work.kill(name)
@@ -93,7 +91,7 @@ def test_a_run_lives_through_the_death_of_each_of_its_processes(
             work.advance(60)
         done = work.status["updates"]
         work.until(lambda: work.status["updates"] > done)
-        assert [work.status["restarts"][name] for name in PARTS] == [1] * len(PARTS)
+        assert [work.restarts(name) for name in PARTS] == [1] * len(PARTS)
         work.signal(signal.SIGTERM)
         assert work.wait() == 0, work.output
         assert "stopped" in work.output
@@ -103,7 +101,7 @@ def test_a_run_lives_through_the_death_of_each_of_its_processes(
     assert updates(run) <= owed(run)
     epochs = {Version.unpacked(version).epoch for version in Store(run / "replay").versions}
     assert len(epochs) == 2  # the learner that was killed, and the one after it
-    finish(run, 100, *coordinator)
+    finish(run, 100, **coordinator)
     assert updates(run) == owed(run)
     assert audit(run).sound
 
@@ -186,7 +184,7 @@ def test_an_actor_that_is_stopped_or_whose_environment_hangs_is_replaced(tmp_pat
         pid = work.kill("actor-1", signal.SIGSTOP)
         work.until_replaced("actor-1", pid)
         assert not alive(pid)
-        work.until(lambda: work.status["restarts"].get("actor-0", 0) >= 1)  # its environment hung
+        work.until(lambda: work.restarts("actor-0"))  # its environment hung
         work.advance(100)
         work.signal(signal.SIGTERM)
         assert work.wait() == 0, work.output

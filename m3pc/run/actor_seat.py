@@ -39,7 +39,8 @@ class ActorSeat(RestartedSeat):
 
     def _lead(self, now: float, report: Report) -> None:
         if self._due is None:  # it had the order: this is another process, or the work failed
-            self._ended(now, report.reason or self.reason or "its process ended")
+            self.moved()
+            self._ended(now, report.reason or "its process ended")
         elif now >= self._due:
             self._due, self.heard = None, -1
             self.report = self._pending = None  # what it said, it said before

@@ -51,7 +51,7 @@ class Fleet:
         self.actors: dict[int, ActorSeat] = {}
         self._leaving: list[ActorSeat] = []
         self.finished: deque[Finished] = deque(maxlen=RECENT)
-        self.restarts: dict[str, int] = {}  # by name: how often each process ended
+        self._restarts: dict[str, int] = {}  # by name: how often each process ended
         self._stored: StoreTotals | None = None
 
     def look(self, now: float) -> None:
@@ -156,9 +156,9 @@ class Fleet:
 
     def _count_restarts(self) -> None:
         for seat in self.seats():
-            known = self.restarts.get(seat.name, 0)
+            known = self._restarts.get(seat.name, 0)
             if seat.restarts.count > known:
-                self.restarts[seat.name] = seat.restarts.count
+                self._restarts[seat.name] = seat.restarts.count
                 part = seat.name.partition("-")[0]
                 self._recorder.add(RESTARTS, seat.restarts.count - known, part)
 
