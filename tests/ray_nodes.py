@@ -30,13 +30,13 @@ class Nodes:
     def start(self, *, cpus: int, gpus: int = 0) -> None:
         """The first is the head."""
         number, port = len(self.pids), free_port()
-        where = ["--head", f"--port={port}"] if not number else [f"--address={self.address}"]
+        head = ["--head", f"--port={port}", "--include-dashboard=false"]
+        where = [f"--address={self.address}"] if number else [*head, f"--temp-dir={self._ray}"]
         before = self._processes()
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "ray.scripts.scripts", "start", *where),
-                *(f"--node-ip-address={LOOPBACK}", f"--temp-dir={self.folder / 'r'}"),
-                *(f"--num-cpus={cpus}", f"--num-gpus={gpus}", "--include-dashboard=false"),
+                *(f"--node-ip-address={LOOPBACK}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"),
                 *("--object-store-memory=100000000", "--disable-usage-stats"),
             ],
             env=self.environment,
@@ -48,6 +48,10 @@ class Nodes:
         assert done.returncode == 0, done.stdout + done.stderr
         self.address = self.address or f"{LOOPBACK}:{port}"
         self.pids.append(sorted(self._processes() - before))
+
+    @property
+    def _ray(self) -> Path:
+        return self.folder / "r"
 
     def kill(self, number: int) -> None:
         """All at once, workers included: a machine that loses its power."""
