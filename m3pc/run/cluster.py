@@ -37,7 +37,7 @@ from m3pc.types import Coordinator, DivergedError, InputError
 from replay.schedule import schedule_of
 
 PAUSE = 0.2  # seconds between two looks
-TELL_EVERY, LOG_EVERY = 2.0, 10.0  # seconds
+TELL_EVERY, LOG_EVERY = 0.5, 10.0  # seconds
 DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
 LOGICAL_CPUS = 256  # of a private cluster: room for as many actors as anybody asks for
 NO_LIMIT = 10**9  # steps

@@ -1,0 +1,185 @@
+"""How long a run needs to get over the death of each of its processes, and what it loses by it.
+
+    python -m benchmarks.faults [--rounds 5] [--actors 4] [--json FILE]
+
+A run on d4rl/Hopper-v2 with a model that has hardly learnt (so episodes are short) is started as its
+users do, and its processes are killed in turns. `back` is until another process has the place,
+`episode` until the store has an episode that began to be sent after that (of the same slot, where an
+actor died), `update` until the learner has done one more; `kept` is the rate of steps in the ten
+seconds after the fault beside the ten seconds before. Times are seen through the run's own status,
+which is written twice a second. At the end every actor's own log is compared with the store.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from m3pc import checkpoint
+from m3pc.cli.data import open_store
+from m3pc.presets import resolve
+from m3pc.run import online, pretrain
+from m3pc.run.audit import audit
+from m3pc.settings import override
+from replay.store import Store
+from tests.online_job import Job
+
+DATA = "shipped:hopper-medium-replay"
+PARTS = ("actor-0", "planner-0", "store", "learner", "evaluator")
+SECONDS = 10.0  # of a rate
+PATIENCE = 180.0
+PRETRAINING = (
+    "pretrain.updates=20",
+    "pretrain.warmup=5",
+    "critic.regression_updates=10",
+    "critic.updates=10",
+)
+SETTINGS = (
+    "online.steps=100000000",
+    "planner.mode=q",
+    "online.publish_every=10",
+    "online.checkpoint_every=50",
+    "evaluation.episodes=2",
+    "evaluation.every=2000",
+    "fleet.receipts=true",
+    "planner.candidates=16",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--actors", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    with tempfile.TemporaryDirectory() as name:
+        run = make_run(Path(name), given.actors)
+        found = measure(run, given.rounds, given.actors)
+        checked = audit(run)
+    show(found)
+    lost, doubled = len(checked.lost), len(checked.duplicated)
+    print(
+        f"\n{checked.acknowledged} episodes were acknowledged and {checked.stored} are stored: "
+        f"{lost} lost, {doubled} duplicated, {len(checked.changed)} changed, "
+        f"{len(checked.gaps)} missing between two"
+    )
+    if given.json:
+        given.json.write_text(json.dumps({"faults": found, "lost": lost, "duplicated": doubled}))
+    sys.exit(0 if checked.sound else 1)
+
+
+def make_run(folder: Path, actors: int) -> Path:
+    """A run that has not begun."""
+    data = open_store(DATA)
+    pretrain.start(data, resolve(preset="small", sets=PRETRAINING), folder / "pre")
+    pretrain.resume(folder / "pre", lambda numbers: None)
+    source = checkpoint.read(folder / "pre")
+    config = override(source.weights.config, [*SETTINGS, f"fleet.actors={actors}"])
+    online.start(source, data, "d4rl/Hopper-v2", config, folder / "run")
+    return folder / "run"
+
+
+def measure(run: Path, rounds: int, actors: int) -> dict[str, list[dict[str, float]]]:
+    found: dict[str, list[dict[str, float]]] = {}
+    work = Job(run)
+    try:
+        begin = time.monotonic()
+        work.until_up(actors)
+        found["start"] = [{"episode": time.monotonic() - begin}]
+        for number in range(rounds):
+            for part in PARTS:
+                print(f"round {number + 1} of {rounds}: {part}", file=sys.stderr)
+                found.setdefault(f"kill -9 {part}", []).append(_killed(work, part))
+        for name, how in (("SIGTERM", signal.SIGTERM), ("kill -9 driver", signal.SIGKILL)):
+            for _ in range(max(1, rounds // 2)):
+                numbers, work = _ended(work, how, actors)
+                found.setdefault(name, []).append(numbers)
+        work.signal(signal.SIGTERM)
+        work.wait()
+    finally:
+        work.end()
+    return found
+
+
+def _killed(work: Job, part: str) -> dict[str, float]:
+    before = _rate(work)
+    updates, steps, begin = int(work.status["updates"]), work.steps, time.monotonic()
+    pid = work.kill(part)
+    watched: dict[str, Callable[[], bool]] = {
+        "back": lambda: work.pid(part) not in (None, pid),
+        "update": lambda: int(work.status.get("updates", 0)) > updates,
+        "episode": lambda: 0 <= known < _episodes(work.run, part),
+    }
+    numbers: dict[str, float] = {}
+    known = -1  # episodes, once it is back
+    while len(numbers) < len(watched):
+        now = time.monotonic() - begin
+        assert now < PATIENCE, (part, numbers, work.status)
+        for name, has_come in watched.items():
+            if name not in numbers and has_come():
+                numbers[name] = now
+        if "back" in numbers and known < 0:
+            known = _episodes(work.run, part)
+        time.sleep(0.05)
+    while time.monotonic() - begin < SECONDS:
+        time.sleep(0.1)
+    numbers["kept"] = (work.steps - steps) / (time.monotonic() - begin) / before
+    return numbers
+
+
+def _rate(work: Job) -> float:
+    steps, begin = work.steps, time.monotonic()
+    time.sleep(SECONDS)
+    return max(work.steps - steps, 1) / (time.monotonic() - begin)
+
+
+def _episodes(run: Path, part: str) -> int:
+    """Stored so far: of the slot of an actor, of all where another part died."""
+    keys = Store(run / "replay").keys
+    kind, _, slot = part.partition("-")
+    return sum(key.slot == int(slot) for key in keys) if kind == "actor" else len(keys)
+
+
+def _ended(work: Job, how: int, actors: int) -> tuple[dict[str, float], Job]:
+    """End the whole run and resume it on a new cluster."""
+    begin = time.monotonic()
+    work.signal(how)
+    code = work.wait()
+    numbers: dict[str, Any] = {"ended": time.monotonic() - begin, "code": code}
+    known, begin = _episodes(work.run, "store"), time.monotonic()
+    again = Job(work.run)
+    again.until(lambda: _episodes(work.run, "store") > known)
+    numbers["episode"] = time.monotonic() - begin
+    again.until_up(actors)
+    return numbers, again
+
+
+def show(found: dict[str, list[dict[str, float]]]) -> None:
+    names = ("ended", "back", "episode", "update", "kept")
+    print(f"\n| fault | trials | {' | '.join(names)} | exit codes |")
+    print("|---|---|" + "---|" * (len(names) + 1))
+    for fault, rows in found.items():
+        cells = [_cell(name, [row[name] for row in rows if name in row]) for name in names]
+        codes = sorted({f"{row['code']:g}" for row in rows if "code" in row})
+        print(f"| {fault} | {len(rows)} | {' | '.join(cells)} | {', '.join(codes)} |")
+
+
+def _cell(name: str, values: list[float]) -> str:
+    if not values:
+        return ""
+    unit = "" if name == "kept" else " s"
+    worst = min(values) if name == "kept" else max(values)
+    return f"{np.median(values):.1f}{unit} (worst {worst:.1f})"
+
+
+if __name__ == "__main__":
+    main()
