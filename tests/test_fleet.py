@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from m3pc.types import Version
 from replay.schedule import schedule_of
 from replay.store import Store
 from tests.online_job import alive, job
+from tests.redis_server import RedisServer
 from tests.shared_data import ROOT
 from tests.small_online import new_run
 from tests.waiting import eventually
@@ -104,6 +106,35 @@ def test_a_run_lives_through_the_death_of_each_of_its_processes(
     finish(run, 100, **coordinator)
     assert updates(run) == owed(run)
     assert audit(run).sound
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_redis_that_is_gone_for_ten_seconds_changes_nothing_but_a_metric(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    new_run(run, **FLEET)
+    server = RedisServer(tmp_path)
+    try:
+        with job(run, M3PC_COORDINATOR=server.url) as work:
+            work.until_up(2)
+            server.kill()  # it keeps nothing on disk: all that it knew is lost
+            end = time.monotonic() + 10
+            work.advance(60)
+            work.until(lambda: time.monotonic() > end)
+            server.start()
+            work.advance(60)
+            version = work.status["version"]
+            work.until(lambda: work.status["version"] > version)  # new ones reach the planner again
+            assert [work.restarts(name) for name in (*PARTS, "actor-1")] == [0] * 6
+            work.signal(signal.SIGTERM)
+            assert work.wait() == 0, work.output
+    finally:
+        server.kill()
+    found = audit(run)
+    assert found.sound, found
+    assert read(run, "fleet")[-1]["m3pc_coordinator_failures_total"] > 0
+    epochs = {Version.unpacked(version).epoch for version in Store(run / "replay").versions}
+    assert len(epochs) == 1
 
 
 @pytest.mark.ray
