@@ -56,6 +56,7 @@ def page(status: Mapping[str, Any]) -> "RenderableType":
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     numbers = Table(box=None, show_header=False, padding=(0, 2))
     for name, text in _rows(status).items():
@@ -63,7 +64,8 @@ def page(status: Mapping[str, Any]) -> "RenderableType":
     columns = ("name", "state", "pid", "node", "steps", "restarts", "reason")
     processes = Table(*columns, box=SIMPLE_HEAD)
     for process in status.get("processes", ()):
-        processes.add_row(*(_cell(process.get(column)) for column in columns))
+        cells = (_cell(process.get(column)) for column in columns)
+        processes.add_row(*map(Text, cells))  # as it is: what a process says is no markup
     return Group(numbers, processes)
 
 

@@ -1,0 +1,54 @@
+"""The two files by which a run is watched and steered."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from m3pc.run.control import Wanted, is_driven, tell, told, want, wanted
+from m3pc.run.lock import locked
+from m3pc.types import InputError
+
+
+def test_nothing_is_wanted_of_a_new_run(tmp_path: Path) -> None:
+    assert wanted(tmp_path) == Wanted(actors=None, stop=False)
+
+
+def test_what_is_not_named_stays(tmp_path: Path) -> None:
+    want(tmp_path, actors=5)
+    assert want(tmp_path, stop=True) == wanted(tmp_path) == Wanted(actors=5, stop=True)
+    want(tmp_path, stop=False)
+    assert wanted(tmp_path) == Wanted(actors=5, stop=False)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"actors": -1}', '{"more": 1}', "\xff"])
+def test_a_wish_that_cannot_be_read_names_its_file(content: str, tmp_path: Path) -> None:
+    (tmp_path / "wanted.json").write_text(content, encoding="latin-1")
+    with pytest.raises(InputError, match=r"wanted\.json cannot be read|actors are wanted"):
+        wanted(tmp_path)
+
+
+def test_a_status_says_whether_somebody_works_on_the_run(tmp_path: Path) -> None:
+    tell(tmp_path, {"steps": 3})
+    with locked(tmp_path):
+        assert is_driven(tmp_path)
+        assert told(tmp_path)["driven"]
+    found = told(tmp_path)
+    assert (found["steps"], found["driven"]) == (3, False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["status.json"]
+
+
+def test_a_run_without_status_has_said_nothing(tmp_path: Path) -> None:
+    assert told(tmp_path) == {"driven": False}
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{"])
+def test_a_status_that_cannot_be_read_names_its_file(content: str, tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(content)
+    with pytest.raises(InputError, match=r"status\.json cannot be read"):
+        told(tmp_path)
+
+
+def test_numbers_that_are_not_finite_can_be_told(tmp_path: Path) -> None:
+    tell(tmp_path, {"return": float("nan")})
+    assert json.loads((tmp_path / "status.json").read_text())["return"] != 0
