@@ -55,18 +55,14 @@ class Nodes:
 
     def kill(self, number: int) -> None:
         """All at once, workers included: a machine that loses its power."""
-        node = set(self.pids[number])
-        for pid in sorted(node | {pid for pid in self._processes() if _parent(pid) in node}):
-            _kill(pid)
-        assert eventually(lambda: not any(map(alive, node)))
+        _kill(set(self.pids[number]))
 
     def end(self) -> None:
-        for pid in self._processes():
-            _kill(pid)
-        assert eventually(lambda: not any(map(alive, self._processes())))
+        _kill(self._processes())
 
     def _processes(self) -> set[int]:
-        """Those that were started in this environment: its folder is in all of them."""
+        """Those that were started in this environment: its folder is in all of them, but for
+        those that wrote their titles over it; they are children of one."""
         mark = f"M3PC_NODES={self.folder}".encode()
         found = set()
         for path in Path("/proc").glob("[0-9]*/environ"):
@@ -75,7 +71,7 @@ class Nodes:
                     found.add(int(path.parent.name))
             except OSError:  # it ended meanwhile, or is not ours
                 continue
-        return {pid for pid in found if alive(pid)}
+        return _with_descendants({pid for pid in found if alive(pid)})
 
 
 @contextmanager
@@ -93,13 +89,24 @@ def nodes() -> Iterator[Nodes]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _parent(pid: int) -> int:
+def _with_descendants(pids: set[int]) -> set[int]:
+    parents = {int(path.name): _parent(path) for path in Path("/proc").glob("[0-9]*")}
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return pids
+
+
+def _parent(process: Path) -> int:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError):  # it ended meanwhile
         return 0
 
 
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _kill(pids: set[int]) -> None:
+    """With all that they started."""
+    pids = _with_descendants(pids)
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not any(map(alive, pids)))

@@ -1,11 +1,12 @@
 """An online run on Ray, from its start to its end, and the one process that drives it.
 
-    collecting ─> draining ─> learning ─> evaluating ─> ending
-                      ^                                    ^
-      stop, SIGTERM ──┴────────────────────────────────────┘
+    collecting ─> draining ─> learning ─> saving ─> evaluating ─> ending
+                      ^                                              ^
+      stop, SIGTERM ──┴──────────────────────────────────────────────┘
 
-Draining: actors store what they have. Learning: the updates that are still owed. A run that is told
-to stop goes from draining to ending at once; `m3pc resume` goes on with it.
+Draining: actors store what they have. Learning: the updates that are still owed. Saving: the last
+version is published. A run that is told to stop goes from draining to ending at once; `m3pc resume`
+goes on with it.
 """
 
 import logging
@@ -49,7 +50,7 @@ REASONS = {
     "OutOfMemoryError": NO_MEMORY,
 }
 
-Phase = Literal["collecting", "draining", "learning", "evaluating", "ending", "ended"]
+Phase = Literal["collecting", "draining", "learning", "saving", "evaluating", "ending", "ended"]
 Show = Callable[[Mapping[str, Any]], None]
 
 LOG, LOGS = "driver.log", "logs"  # of this process; of all others on a private cluster
@@ -97,6 +98,7 @@ class Driver:
         self.fleet = Fleet(run, place)
         self.phase: Phase = "collecting"
         self._stopping = self._code = 0
+        self._saved: Any = None
         self._reason = ""
         self._since = clock()  # of the phase
         self._told = self._logged = -1e9
@@ -201,7 +203,14 @@ class Driver:
         if self._stopping:
             self._enter("ending")
         elif caught_up:
-            self._enter("evaluating")
+            self._saved = self.fleet.learner.handle.stop.remote(END_SECONDS)
+            self._enter("saving")
+
+    def _saving(self, now: float) -> None:
+        """A learner that dies meanwhile has a successor, which publishes what was saved."""
+        saved = bool(ray.wait([self._saved], timeout=0)[0])
+        if (saved and self.fleet.learner.state == "up") or self._stopping:
+            self._enter("ending" if self._stopping else "evaluating")
 
     def _evaluating(self, now: float) -> None:
         if self.examiner.is_done(self.steps) or self._stopping:
