@@ -225,6 +225,12 @@ def test_an_actor_that_is_stopped_or_whose_environment_hangs_is_replaced(tmp_pat
     assert not any(key.endswith(("nan", "crash", "shape")) for key in reasons)
 
 
+def duplicates(run: Path) -> float:
+    """Episodes that were sent again because the reply was lost."""
+    rows = read(run, "fleet")
+    return float(rows[-1].get("m3pc_replay_append_total/duplicate", 0)) if rows else 0.0
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_tenth_of_lost_replies_loses_and_doubles_nothing(tmp_path: Path) -> None:
@@ -233,14 +239,12 @@ def test_a_tenth_of_lost_replies_loses_and_doubles_nothing(tmp_path: Path) -> No
     run = tmp_path / "run"
     new_run(run, **FLEET | {"fleet__deadline": 1.0})
     with job(run, RAY_testing_rpc_failure=lossy) as work:
-        work.until(lambda: work.steps >= 800)
+        work.until(lambda: work.steps >= 300 and duplicates(run))
         work.signal(signal.SIGTERM)
         assert work.wait() == 0, work.output
     found = audit(run)
     assert found.sound, found
-    assert found.acknowledged >= 30
-    last = read(run, "fleet")[-1]
-    assert last["m3pc_replay_append_total/duplicate"] > 0, "no reply was lost"
+    assert found.acknowledged >= 10
 
 
 @pytest.mark.ray

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from m3pc.run.control import tell, want, wanted
 from m3pc.run.examiner import Examiner
@@ -203,14 +203,22 @@ class Driver:
         if self._stopping:
             self._enter("ending")
         elif caught_up:
-            self._saved = self.fleet.learner.handle.stop.remote(END_SECONDS)
             self._enter("saving")
 
     def _saving(self, now: float) -> None:
-        """A learner that dies meanwhile has a successor, which publishes what was saved."""
-        saved = bool(ray.wait([self._saved], timeout=0)[0])
-        if (saved and self.fleet.learner.state == "up") or self._stopping:
-            self._enter("ending" if self._stopping else "evaluating")
+        """Asked again where the answer is lost, or the learner: its successor saves as well."""
+        learner = self.fleet.learner
+        if self._stopping:
+            self._enter("ending")
+        elif self._saved is None and learner.state == "up":
+            self._saved = learner.handle.stop.remote(END_SECONDS)
+        elif self._saved is not None and ray.wait([self._saved], timeout=0)[0]:
+            answer, self._saved = self._saved, None
+            try:
+                ray.get(answer, timeout=1.0)
+                self._enter("evaluating")
+            except RayError as error:
+                log.warning("event=save-again reason=%s", type(error).__name__)
 
     def _evaluating(self, now: float) -> None:
         if self.examiner.is_done(self.steps) or self._stopping:
@@ -249,12 +257,19 @@ class Driver:
 
 
 def _called(handle: Any, method: str, arguments: tuple[Any, ...]) -> bool:
-    try:
-        answer = ray.get(getattr(handle, method).remote(*arguments), timeout=END_SECONDS)
-    except RayError as error:
-        log.warning("event=end-failed method=%s reason=%s", method, type(error).__name__)
-        return False
-    return answer is not False
+    """Whether it was done in time. What is called here may be called again: a reply can be lost."""
+    end = time.monotonic() + END_SECONDS
+    while (left := end - time.monotonic()) > 0:
+        try:
+            answer = ray.get(getattr(handle, method).remote(*arguments), timeout=left)
+        except ActorUnavailableError:
+            time.sleep(PAUSE)
+        except RayError as error:
+            log.warning("event=end-failed method=%s reason=%s", method, type(error).__name__)
+            return False
+        else:
+            return answer is not False
+    return False
 
 
 @contextmanager
