@@ -84,7 +84,7 @@ class StoreService:
             clock=clock,
         )
         self._recorder, self._reporting = Recorder(), threading.Lock()
-        self._reported = self._writer.totals.steps
+        self._reported, self._closed = self._writer.totals.steps, False
         self._appender = Appender(self._writer, deadline=fleet.deadline / 2)
         self._scrubber = Scrubber(self._appender)
 
@@ -161,9 +161,12 @@ class StoreService:
         return self._recorder.snapshot()
 
     def close(self) -> None:
-        """End in order. Whoever calls sees to it that nothing is asked any more."""
-        self._scrubber.close()
-        self._appender.close()
+        """End in order; again, nothing. Whoever calls sees to it that nothing more is asked."""
+        with self._reporting:
+            closed, self._closed = self._closed, True
+        if not closed:
+            self._scrubber.close()
+            self._appender.close()
 
     def __enter__(self) -> "StoreService":
         return self

@@ -259,6 +259,15 @@ def test_producers_wait_for_a_learner_that_stops_and_go_on_with_it(path: Path) -
         assert some.append(key, payload(4)).status is Status.DURABLE
 
 
+def test_a_store_that_is_closed_twice_was_closed_in_order(path: Path) -> None:
+    some = service(path)
+    fill(some, 2)
+    some.close()
+    some.close()
+    with service(path) as again:
+        assert again.totals().episodes == 2
+
+
 def test_a_learner_never_does_more_than_is_owed(path: Path) -> None:
     with service(path) as some:
         assert some.may_update(1, 5, 0) == 0
