@@ -53,8 +53,9 @@ class OnlineLearner:
         A loss that is not finite raises DivergedError before it is stepped on.
         """
         numbers: dict[str, float] = {}
+        step = self.critic.update if self.config.critic.online == "iql" else self.critic.regress
         for batch in transitions:
-            numbers |= self.critic.update(batch)
+            numbers |= step(batch)
         return numbers | self.model.update(number, pieces)
 
     def weights(self, version: int, *, envelope: Floats) -> Weights:

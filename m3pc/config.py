@@ -268,6 +268,9 @@ class CriticConfig(Section):
     batch: Count = _field(256, "transitions per update")
     regression_updates: CountOrZero = _field(0, "first: regression on discounted returns")
     updates: CountOrZero = _field(1_000_000, "then: updates on logged transitions")
+    online: Literal["iql", "regression"] = _field(
+        "iql", "updates while finetuning: implicit Q-learning, or regression as at the start"
+    )
     discount: Share = _field(0.99, "gamma per step")
     expectile: Annotated[float, Field(gt=0, lt=1)] = _field(
         0.7, "0.5 the mean action's value, near 1 the best one's"
