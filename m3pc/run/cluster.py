@@ -39,7 +39,7 @@ from replay.schedule import schedule_of
 PAUSE = 0.2  # seconds between two looks
 TELL_EVERY, LOG_EVERY = 2.0, 10.0  # seconds
 DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
-SPARE_CPUS = 4  # logical ones of a private cluster, beside one for each actor
+SPARE_CPUS = 4  # logical ones of a private cluster, beside one for each actor and further learner
 OK, PARKED, IO_FAILED, FAILED, LATE = 0, 3, 74, 70, 143  # exit codes
 
 Phase = Literal["collecting", "draining", "learning", "evaluating", "ending", "ended"]
@@ -61,7 +61,8 @@ def run_cluster(path: Path, show: Show, *, address: str | None, coordinator: str
         run = open_run(path)
         place = Place(run=path.resolve(), id=run.facts.id, coordinator=coordinator)
         place.connect().close()  # before anything starts: a wrong address is told at once
-        cpus = SPARE_CPUS + max(run.config.fleet.actors, os.cpu_count() or 1)
+        fleet = run.config.fleet
+        cpus = SPARE_CPUS + fleet.learners - 1 + max(fleet.actors, os.cpu_count() or 1)
         gpus = _gpus(run) if address is None else None
         with connected(address, namespace=NAMESPACE, cpus=cpus, gpus=gpus):
             return Driver(run, place, show).drive()
