@@ -73,11 +73,11 @@ class Other:
         return json.loads(self._process.stdout.readline())
 
 
-def settings(**changes: object) -> Config:
+def settings(preset: str, **changes: object) -> Config:
     """Adam divides by the size of a gradient: without a larger epsilon rounding alone would move
     what has none, such as the bias of keys."""
     plain = {"model__dropout": 0.0, "online__batch": ROWS, "optimiser__epsilon": 1e-4}
-    return tiny_config("small", **(plain | changes))
+    return tiny_config(preset, **(plain | changes))
 
 
 def transitions(seed: int) -> TransitionBatch[NDArray[Any]]:
@@ -112,8 +112,8 @@ def everything(learner: OnlineLearner) -> dict[str, Tensor]:
     }
 
 
-def learner(group: Group, changes: Mapping[str, object]) -> OnlineLearner:
-    config = settings(**changes)
+def learner(group: Group, preset: str = "small", **changes: object) -> OnlineLearner:
+    config = settings(preset, **changes)
     prepare_compute(config.compute)
     return OnlineLearner(tiny_weights(config), {}, config, group)
 
@@ -121,9 +121,9 @@ def learner(group: Group, changes: Mapping[str, object]) -> OnlineLearner:
 # What both do
 
 
-def updates(group: Group, count: int, **changes: object) -> tuple[list[Numbers], str]:
+def updates(group: Group, count: int, **changes: Any) -> tuple[list[Numbers], str]:
     """Losses of each update, and all bits after the last."""
-    found = learner(group, changes)
+    found = learner(group, **changes)
     return [update(found, number) for number in range(count)], digest(found)
 
 
@@ -135,7 +135,7 @@ def update(found: OnlineLearner, number: int) -> Numbers:
 def poisoned(group: Group, what: str) -> tuple[str, bool]:
     """An update that goes wrong with the second learner alone: why each left it out, and whether
     its weights and moments are untouched."""
-    found = learner(group, {})
+    found = learner(group)
     update(found, 0)
     before = digest(found)
     pieces, batch = segments(ROWS), transitions(0)

@@ -61,16 +61,16 @@ def both(other: Other, task: Callable[..., Any], **arguments: Any) -> list[Any]:
 def test_two_learners_compute_what_one_does(other: Other) -> None:
     """Losses to 1e-5 of themselves; weights to 1 % of the way that they may have gone, which is the
     learning rate in each update."""
-    alone = learner(Group(), {})
+    alone = learner(Group())
     expected = [update(alone, number) for number in range(COUNT)]
     with grouped(other, "updates", count=COUNT) as group:
-        shared = learner(group, {})
+        shared = learner(group)
         found = [update(shared, number) for number in range(COUNT)]
     for one, two in zip(expected, found, strict=True):
         assert one.keys() == two.keys()
         np.testing.assert_allclose(list(two.values()), list(one.values()), rtol=1e-5, atol=1e-7)
     moved = 0.0
-    first = everything(learner(Group(), {}))
+    first = everything(learner(Group()))
     for name, tensor in everything(alone).items():
         if "weights" in name:
             rate = 3 * COUNT * 3e-4 if "critic" in name else COUNT * 1e-4
