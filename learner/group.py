@@ -3,12 +3,17 @@
 So a group computes what one learner would, up to rounding: sums go over the rows in another order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, distributed
 
 from m3pc.types import InputError
+
+
+class MatesLostError(RuntimeError):
+    """A learner of a group ended or did not answer in time: none of them can go on."""
 
 
 class Group:
@@ -27,6 +32,25 @@ class Group:
         """Means over all learners."""
         return found
 
+    def told(self, numbers: Sequence[int]) -> list[int]:
+        """Those of the first learner."""
+        return list(numbers)
+
+    def same(self, number: int) -> bool:
+        """Whether all learners have the same one. All hear the answer."""
+        return True
+
+    def together(self) -> None:
+        """Wait until all learners are here."""
+        self.same(0)
+
+    def own_noise(self) -> AbstractContextManager[object]:
+        """Inside, torch draws other numbers in each learner; after it, the same ones again."""
+        return nullcontext()
+
+    def leave(self) -> None:
+        """The others hear of it when they next wait for this learner."""
+
 
 class Distributed(Group):
     """The processes of torch.distributed's default group, which must exist."""
@@ -44,7 +68,8 @@ class Distributed(Group):
 
     def average(self, tensors: Sequence[Tensor]) -> None:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        distributed.all_reduce(flat)
+        with self._hearing():
+            distributed.all_reduce(flat)
         flat /= self.size
         place = 0
         for tensor in tensors:
@@ -55,3 +80,34 @@ class Distributed(Group):
         values = torch.tensor(list(found.values()), dtype=torch.float64)
         self.average([values])
         return dict(zip(found, values.tolist(), strict=True))
+
+    def told(self, numbers: Sequence[int]) -> list[int]:
+        values = torch.tensor(numbers, dtype=torch.int64)
+        with self._hearing():
+            distributed.broadcast(values, src=0)
+        return [int(value) for value in values]
+
+    def same(self, number: int) -> bool:
+        ends = torch.tensor([number, -number], dtype=torch.int64)
+        with self._hearing():
+            distributed.all_reduce(ends, distributed.ReduceOp.MAX)
+        return int(ends[0]) == -int(ends[1])
+
+    @contextmanager
+    def own_noise(self) -> Iterator[None]:
+        with torch.random.fork_rng():
+            torch.manual_seed(int(torch.randint(1 << 62, ())) + self.rank)
+            yield
+
+    def leave(self) -> None:
+        distributed.destroy_process_group()
+
+    @contextmanager
+    def _hearing(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise MatesLostError(
+                f"learner {self.rank} of {self.size} lost the others: {error}; all of them start "
+                "again from the newest checkpoint"
+            ) from error

@@ -83,7 +83,10 @@ class CriticLearner:
         require_finite(sum(numbers.values()), "the critic's loss", "critic.lr")
         self._adam.zero_grad()
         torch.autograd.backward(value_loss + q_loss)
-        self._group.average([x.grad for x in self._named.values() if x.grad is not None])
+        gradients = [x.grad for x in self._named.values() if x.grad is not None]
+        self._group.average(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients).item()
+        require_finite(norm, "the critic's gradient", "critic.lr")
         self._adam.step()
         return numbers
 

@@ -1,4 +1,4 @@
-"""A learner in its own process. Logic belongs in what `build` returns."""
+"""Learners in their own processes. Logic belongs in what `build` returns, and in `work`."""
 
 import logging
 import os
@@ -44,6 +44,18 @@ class LearnerActor:
         self._stop.set()
         self._thread.join(seconds)
         return not self._thread.is_alive()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@ray.remote(num_cpus=1, max_restarts=0, max_concurrency=2)  # type: ignore[call-overload]
+class MateActor:
+    """Works along with a learner. Made by it and not named, it ends when that learner's process
+    does."""
+
+    def work(self, work: Callable[[], None]) -> None:
+        work()
 
     def pid(self) -> int:
         return os.getpid()

@@ -91,9 +91,11 @@ class TrajectoryLearner:
             mask = draw(config.masks, config.model.window, rng)
             noise = self._group.share(torch.randn_like(rows[ACTIONS]))
             part = Tokens(*map(self._group.share, rows))
+            with self._group.own_noise():  # dropout
+                prediction = self.model(part, mask)
             found.append(
                 trajectory_losses(
-                    self.model(part, mask),
+                    prediction,
                     part,
                     mask,
                     noise,

@@ -6,6 +6,7 @@ are given by name is in `settings.py`.
 
 import math
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -390,7 +391,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        for conflict in (*_model_conflicts(self), *_learning_conflicts(self)):
+        conflicts = _model_conflicts(self), _learning_conflicts(self), _sharing_conflicts(self)
+        for conflict in chain.from_iterable(conflicts):
             raise ValueError(conflict)
         return self
 
@@ -451,6 +453,30 @@ def _learning_conflicts(config: Config) -> Iterator[str]:
         yield (
             f"replay.online_after is {replay.online_after}; give at most"
             f" replay.online_transitions = {replay.online_transitions}"
+        )
+
+
+def _sharing_conflicts(config: Config) -> Iterator[str]:
+    """Each of several learners works on equally many rows, on a device of its own."""
+    learners, groups, device = config.fleet.learners, config.masks.groups, config.compute.device
+    if learners == 1:
+        return
+    if config.online.batch % (groups * learners):
+        yield (
+            f"online.batch is {config.online.batch}; give a multiple of {groups * learners}:"
+            f" fleet.learners = {learners} share each of masks.groups = {groups}"
+        )
+    if config.critic.batch % learners:
+        yield (
+            f"critic.batch is {config.critic.batch};"
+            f" give a multiple of {learners}, for fleet.learners share it"
+        )
+    if device == "mps":
+        yield f"fleet.learners is {learners}; give 1 where compute.device is mps"
+    if device == "cuda" and config.fleet.learner_gpus < 1:
+        yield (
+            f"fleet.learner_gpus is {config.fleet.learner_gpus};"
+            " give 1, for several learners on cuda need a GPU each"
         )
 
 

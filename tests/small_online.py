@@ -1,7 +1,10 @@
 """Small online runs on the point: a pretrained checkpoint, its data, their settings."""
 
 import json
+from collections.abc import Callable
+from contextlib import closing
 from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -12,14 +15,17 @@ from actors.collect import episode_streams, rollout
 from m3pc import checkpoint
 from m3pc.checkpoint import LATEST, METADATA, TRAINING, WEIGHTS, Checkpoint
 from m3pc.config import Config
+from m3pc.coordinator import connect
 from m3pc.envs import make
 from m3pc.run import runlog
 from m3pc.run.online import OnlineRun, open_run, start
 from m3pc.run.pretrain import resume as finish_pretraining
 from m3pc.run.pretrain import start as start_pretraining
 from m3pc.settings import replace
-from m3pc.types import Floats
+from m3pc.types import AppendKey, Coordinator, Floats
+from replay.payload import encode
 from replay.store import Store, write_store
+from replay.writer import Options, Writer
 from tests.episodes import header
 from tests.point import HORIZON, POINT
 from tests.small_run import config as small_config
@@ -96,3 +102,30 @@ def outcome(run: Path) -> dict[str, object]:
         "states": b"".join(episodes),
         "returns": store.episode_returns.tolist(),
     }
+
+
+def appended(run: OnlineRun, count: int) -> None:
+    """The store of a run with its first `count` episodes collected: those that were logged."""
+    with closing(Writer(run.replay, run.header, Options(durability="os"))) as writer:
+        for number, episode in enumerate(islice(cycle(pretrained()[1].episodes()), count)):
+            writer.append(AppendKey(0, 0, number), encode(episode))
+
+
+def coordinator(run: OnlineRun) -> Coordinator:
+    return connect(
+        run.path / "coordinator.sqlite", run=run.facts.id, generations=run.path / "generations"
+    )
+
+
+class Permits:
+    """A store that allows up to so many updates more at each call; `meanwhile` hears of it."""
+
+    def __init__(self, most: int, meanwhile: Callable[[int], None] = lambda calls: None) -> None:
+        self._most, self._meanwhile, self.calls = most, meanwhile, 0
+        self.epochs: list[int] = []
+
+    def may_update(self, epoch: int, total: int) -> int:
+        self.calls += 1
+        self.epochs.append(epoch)
+        self._meanwhile(self.calls)
+        return min(total, self.calls * self._most)

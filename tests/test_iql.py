@@ -350,6 +350,18 @@ def test_a_loss_that_is_not_finite_changes_nothing(name: str) -> None:
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    learner = CriticLearner(Critic(config(), S, A), config())
+    learner.update(transitions())
+    before = [x.detach().clone() for x in (*learner.critic.parameters(), *learner.targets)]
+    parameter = next(iter(learner.critic.v.parameters()))
+    parameter.register_hook(lambda gradient: gradient * np.inf)  # type: ignore[no-untyped-call]
+    with pytest.raises(DivergedError, match="the critic's gradient is"):
+        learner.update(transitions())
+    after = (*learner.critic.parameters(), *learner.targets)
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
 def test_a_restored_learner_goes_on_with_the_same_bits() -> None:
     settings = config(tau=0.1, lr=0.01)
     learner = CriticLearner(random_critic(settings), settings)

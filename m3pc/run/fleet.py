@@ -17,7 +17,8 @@ from learner.remote import LearnerActor
 from m3pc import checkpoint
 from m3pc.run.actor_seat import ActorSeat
 from m3pc.run.evaluator import EvaluatorActor
-from m3pc.run.learning import LearnerReport, Learning
+from m3pc.run.learners import build_learner
+from m3pc.run.learning import LearnerReport
 from m3pc.run.online import OnlineRun, open_run
 from m3pc.run.place import NAMESPACE, Place
 from m3pc.run.seat import Seat
@@ -223,12 +224,6 @@ class Fleet:
             unacked=fleet.unacked,
             receipts=self.run.receipts(slot) if fleet.receipts else None,
         )
-
-
-def build_learner(place: Place) -> Learning:
-    run = open_run(place.run)
-    store = StoreClient(place.name("store"), NAMESPACE, run.config.fleet.deadline)
-    return Learning(run, store, place.connect())
 
 
 def build_planner(place: Place) -> PlannerService:

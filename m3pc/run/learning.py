@@ -11,8 +11,8 @@ from typing import Protocol
 from learner.group import Group
 from learner.publish import Publisher
 from m3pc.run.floor import WEIGHTS, weights_path
+from m3pc.run.lead import Lead
 from m3pc.run.online import OnlineRun
-from m3pc.run.trainer import Trainer
 from m3pc.telemetry import COORDINATOR_DOWN, LEARNER_WAIT, Recorder, Snapshot
 from m3pc.types import (
     Coordinator,
@@ -56,7 +56,8 @@ class Learning:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recorder, self._clock, self._store = Recorder(), clock, store
-        self.trainer = Trainer(run, group=group, recorder=self.recorder)
+        self._lead = Lead(run, group=group or Group(), recorder=self.recorder)
+        self.trainer = self._lead.trainer
         self._online, self._waiting = run.config.online, False
         self._publisher = Publisher(
             Path(run.path),
@@ -79,6 +80,7 @@ class Learning:
             self._waiting = False
             while self.trainer.updates < allowed and not stop.is_set():
                 self._update()
+        self._lead.end()
         self._publish()
         self.trainer.save()
 
@@ -107,12 +109,12 @@ class Learning:
         start = self._clock()
         stop.wait(PAUSE)
         self.recorder.add(LEARNER_WAIT, self._clock() - start, "limiter")
-        self.trainer.refresh()
+        self._lead.refresh()
 
     def _update(self) -> None:
         if self.trainer.updates % REFRESH == 0:
-            self.trainer.refresh()
-        self.trainer.update()
+            self._lead.refresh()
+        self._lead.update()
         if self.trainer.updates % self._online.publish_every == 0:
             self._publish()
         if self.trainer.updates % self._online.checkpoint_every == 0:

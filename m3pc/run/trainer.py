@@ -2,6 +2,7 @@
 
 import logging
 import time
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,7 @@ from replay.segment import Segment
 from replay.selection import weights as selected
 from replay.store import Store
 from replay.transitions import StepColumns
-from replay.view import First, Joined, View
+from replay.view import First, Joined, View, drawable
 
 log = logging.getLogger(__name__)
 
@@ -65,14 +66,15 @@ class Trainer:
         self.recorder = recorder or Recorder()
         prepare_compute(self.config.compute)
         last = checkpoint.newest(run.checkpoints)
-        self.learner = OnlineLearner(last.weights, {}, self.config, group)
+        self._group = group or Group()
+        self.learner = OnlineLearner(last.weights, {}, self.config, self._group)
         self.learner.restore(last.weights, last.training)
         self.updates, self.progress = _updates(last), dict(last.progress)
         self.left_out = int(last.progress.get("left_out", 0))
         self._health = Health(last.progress.get("bad", ()), int(last.progress.get("rollbacks", 0)))
-        logged, collected = run.logged(), Store(run.replay)
-        view: View = collected if visible is None else First(collected, visible)
-        self._build(logged, view)
+        self._collected = Store(run.replay)
+        view: View = self._collected if visible is None else First(self._collected, visible)
+        self._build(run.logged(), view)
         self._returns: Known[Floats] = {}
         self._envelope = self._upper_envelope()
 
@@ -102,6 +104,21 @@ class Trainer:
             seed=config.seed,
             purpose=CRITIC_BATCH,
         )
+
+    def collected(self) -> int:
+        """How many episodes have been collected by now, seen or not."""
+        self._collected = self._collected.later()
+        return len(self._collected.lengths)
+
+    def seen(self) -> int:
+        """A number that stays the same only while the same updates were done and the same episodes
+        may be drawn."""
+        found = zlib.crc32(str(self.updates).encode())
+        for source in (*self._pieces.sources, *self._transitions.sources):
+            chosen = drawable(source.view)
+            found = zlib.crc32(source.view.lengths[chosen].tobytes(), found)
+            found = zlib.crc32(source.view.episode_returns[chosen].tobytes(), found)
+        return found
 
     def refresh(self) -> None:
         """See what was collected since."""
@@ -153,6 +170,7 @@ class Trainer:
             last = checkpoint.newest(self.run.checkpoints)
             # The count goes on: the same batches would lead to the same place.
             self.learner.restore(last.weights, last.training)
+            self._group.together()  # or the first might replace what others still read
             self.recorder.add(ROLLBACKS)
             log.warning("event=rolled-back to=%d at=%d", _updates(last), number)
 
