@@ -20,7 +20,8 @@ from replay.manifest import FileEntry, Header
 
 
 def trusting_decode(content: bytes, header: Header) -> Episode:
-    _, _, rows, ended, seed, version = payload.HEAD.unpack_from(content)
+    _, _, rows, ended, seed, *tags = payload.HEAD.unpack_from(content)
+    version, last_version, condition, utility = tags
     place = payload.HEAD.size + len(payload._frame(header.states, header.actions, rows).before)
     columns: list[Floats] = []
     for width in (header.states, header.actions, 1):
@@ -35,6 +36,9 @@ def trusting_decode(content: bytes, header: Header) -> Episode:
         truncated=bool(ended & payload.TRUNCATED),
         seed=seed,
         version=version,
+        last_version=last_version,
+        condition=condition,
+        utility=utility,
     )
 
 

@@ -326,6 +326,7 @@ class FleetConfig(Section):
     queue: Count = _field(1024, "environments that may wait for a planner server")
     deadline: Patience = _field(10.0, "seconds for an answer of a planner server or of the store")
     step_timeout: Patience = _field(30.0, "seconds after which an environment's step has hung")
+    silence: Patience = _field(30.0, "seconds without an answer after which a process is killed")
     unacked: Few = _field(32, "episodes of an actor that may wait for the store")
     durability: Literal["fsync", "os"] = _field(
         "fsync", "an acknowledged episode survives power loss, or the death of any process"

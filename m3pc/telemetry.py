@@ -76,7 +76,7 @@ ACTOR_STEPPING = Metric(
 STALENESS = Metric(
     name="m3pc_actor_policy_staleness_updates",
     kind="histogram",
-    help="Updates that the learner was ahead of the policy, when an episode began to be learnt.",
+    help="Updates that the learner was ahead of the policy of an episode, when it was stored.",
     buckets=UPDATES,
 )
 RESTARTS = Metric(

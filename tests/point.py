@@ -3,6 +3,8 @@
 Its id names its module, so that any process can make it.
 """
 
+import os
+import time
 from typing import Any
 
 import gymnasium
@@ -34,9 +36,29 @@ class Point(gymnasium.Env[Any, Any]):
         return np.array([self._place, self._speed])
 
 
-gymnasium.register(
-    "toy/Point-v0",
-    entry_point="tests.point:Point",
-    max_episode_steps=HORIZON,
-    disable_env_checker=True,
-)
+class HangingPoint(Point):
+    """Hangs once its process has stepped such points M3PC_HANG_AFTER times."""
+
+    taken = 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        HangingPoint.taken += 1
+        if HangingPoint.taken == int(os.environ["M3PC_HANG_AFTER"]):
+            time.sleep(600)
+        return super().step(action)
+
+
+class BrokenPoint(Point):
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        raise RuntimeError("it never starts")
+
+
+for kind in (Point, HangingPoint, BrokenPoint):
+    gymnasium.register(
+        f"toy/{kind.__name__}-v0",
+        entry_point=f"tests.point:{kind.__name__}",
+        max_episode_steps=HORIZON,
+        disable_env_checker=True,
+    )

@@ -31,7 +31,7 @@ class RedisServer:
         if program is None:
             pytest.skip(MISSING)
         self._program, self._folder = program, folder
-        self.port = _free_port()
+        self.port = free_port()
         allowed = " ".join(f"+{command}" for command in COMMANDS.split())
         (folder / "users.acl").write_text(
             "user default off\n"
@@ -91,7 +91,7 @@ class RedisServer:
             return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -75,9 +75,9 @@ def online_config(**changes: object) -> Config:
     return replace(pretrained()[0].weights.config, ONLINE | named)
 
 
-def new_run(path: Path, **changes: object) -> OnlineRun:
+def new_run(path: Path, *, env: str = POINT, **changes: object) -> OnlineRun:
     found, data = pretrained()
-    start(found, data, POINT, online_config(**changes), path)
+    start(found, data, env, online_config(**changes), path)
     return open_run(path)
 
 

@@ -71,9 +71,10 @@ def test_parquet_has_the_columns_and_rows_of_the_segments(
         parts = [pa.ipc.open_file(path).read_all() for path in files]
         expected, found = pa.concat_tables(parts), pq.read_table(out / f"{kind}.parquet")
         assert found.schema.equals(expected.schema)
-        assert found.drop(["first"] * (kind == "episodes")).equals(
-            expected.drop(["first"] * (kind == "episodes"))
-        )
+        numbers = [
+            table.drop(["first"] * (kind == "episodes")).to_pydict() for table in (found, expected)
+        ]
+        assert repr(numbers[0]) == repr(numbers[1])  # as text, because NaN differs from itself
         about = json.loads(found.schema.metadata[b"m3pc"])
         assert Header(**about) == Store(live).header
     first = pq.read_table(out / "episodes.parquet")["first"].to_pylist()

@@ -69,7 +69,7 @@ def test_info_of_a_store_that_is_written(replay: Replay, tmp_path: Path) -> None
         found = facts(replay, tmp_path / "live")
     assert found["state"] == "being written"
     assert (found["episodes"], found["steps"], found["segments"]) == (6, 45, [0, 1])
-    assert found["policy_versions"] == [7, 12]
+    assert found["policy_versions"] == [7, 14]  # at the first step, at the last
     assert found["producers"] == [
         {"slot": 0, "incarnation": 3, "next": 3},
         {"slot": 1, "incarnation": 3, "next": 4},  # one of its four was refused
@@ -168,7 +168,7 @@ def test_info_for_people_has_the_same_numbers(replay: Replay, tmp_path: Path) ->
         writer.withdraw(1)
         out = replay("info", tmp_path / "live").out
     assert "being written" in line_with(out, "state  ")
-    assert line_with(out, "policy versions").split()[-3:] == ["9", "to", "12"]
+    assert line_with(out, "policy versions").split()[-3:] == ["9", "to", "14"]
     assert "0:3 next 3, 1:3 next 4" in line_with(out, "producers")
     assert line_with(out, "dropped").split()[-2:] == ["1", "(0)"]
     assert "1 (1): 2 episodes" in line_with(out, "withdrawn")

@@ -250,10 +250,21 @@ def test_producers_wait_for_a_learner_that_stops_and_go_on_with_it(path: Path) -
         key = AppendKey(0, 0, 3)
         assert some.append(key, payload(3)).status is Status.RETRY_LATER
         assert some.totals().episodes == 3
-        assert some.may_update(1, 1, 0) == 1
-        assert some.append(key, payload(3)).status is Status.RETRY_LATER
-        assert some.may_update(1, 2, 0) == 2  # the two that ten steps owe
+        assert some.may_update(1, 1, 0) == 1  # six are owed; at five there is room for the longest
         assert some.append(key, payload(3)).status is Status.DURABLE
+        key = AppendKey(0, 0, 4)
+        for updates in (2, 3):  # the two that ten steps owe
+            assert some.append(key, payload(4)).status is Status.RETRY_LATER
+            assert some.may_update(1, updates, 0) == updates
+        assert some.append(key, payload(4)).status is Status.DURABLE
+
+
+def test_a_learner_never_does_more_than_is_owed(path: Path) -> None:
+    with service(path) as some:
+        assert some.may_update(1, 5, 0) == 0
+        fill(some, 1)
+        assert some.may_update(1, 5, 0) == 2
+        assert some.may_update(1, 5, 0) == 2
 
 
 def test_a_blocked_append_is_seen_and_then_released(path: Path) -> None:
@@ -311,6 +322,7 @@ def until_stored(some: StoreService, key: AppendKey, content: bytes, rng: random
 
 def test_a_learner_of_an_older_epoch_is_refused(path: Path) -> None:
     with service(path) as some:
+        fill(some, 1)
         assert some.may_update(2, 1) == 1
         with pytest.raises(FencedError):
             some.may_update(1, 1)

@@ -12,7 +12,12 @@ Address = Annotated[
     ),
 ]
 Where = Annotated[
-    str, typer.Option("--coordinator", help="redis://HOST:PORT; default: a file in the run.")
+    str,
+    typer.Option(
+        "--coordinator",
+        envvar="M3PC_COORDINATOR",
+        help="redis://HOST:PORT, with a password in the variable only; default: a file in the run.",
+    ),
 ]
 Local = Annotated[
     bool, typer.Option("--local", help="One process, in lock-step; resumes bit for bit.")

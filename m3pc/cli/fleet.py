@@ -43,9 +43,9 @@ def scale(
 
     _require_driven(run)
     want(run, actors=actors)
-    found = _wait(run, wait, lambda now: _running(now) == actors)
-    typer.echo(f"actors running: {_running(found)}, wanted: {actors}")
-    if _running(found) != actors:
+    found = _wait(run, wait, lambda now: now.get("running") == now.get("wanted") == actors)
+    typer.echo(f"actors running: {found.get('running', 0)}, wanted: {actors}")
+    if found.get("running") != actors:
         raise typer.Exit(1)
 
 
@@ -73,10 +73,6 @@ def _require_driven(run: Path) -> None:
     open_run(run)
     if not is_driven(run):
         raise InputError(f"{run} does not run; start it with m3pc resume {run}")
-
-
-def _running(found: dict[str, Any]) -> int:
-    return sum(actor["state"] == "running" for actor in found.get("actors", ()))
 
 
 def _wait(run: Path, seconds: float, done: Any) -> dict[str, Any]:

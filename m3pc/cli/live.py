@@ -60,17 +60,20 @@ def page(status: Mapping[str, Any]) -> "RenderableType":
     numbers = Table(box=None, show_header=False, padding=(0, 2))
     for name, text in _rows(status).items():
         numbers.add_row(f"[dim]{name}[/dim]", text)
-    actors = Table("actor", "state", "process", "steps", "restarts", "why", box=SIMPLE_HEAD)
-    for actor in status.get("actors", ()):
-        cells = (actor[name] for name in ("slot", "state", "pid", "steps", "restarts", "reason"))
-        actors.add_row(*map(str, cells))
-    return Group(numbers, actors)
+    columns = ("name", "state", "pid", "node", "steps", "restarts", "reason")
+    processes = Table(*columns, box=SIMPLE_HEAD)
+    for process in status.get("processes", ()):
+        processes.add_row(*(_cell(process.get(column)) for column in columns))
+    return Group(numbers, processes)
 
 
 def _rows(status: Mapping[str, Any]) -> dict[str, str]:
     planner = status.get("planner", {})
-    parts = status.get("parts", {})
-    fallen = [f"{name} {state}" for name, state in parts.items() if state != "up"]
+    fallen = [
+        f"{process['name']} {process['state']}"
+        for process in status.get("processes", ())
+        if process["state"] not in ("up", "running")
+    ]
     rows = {
         "state": status["state"] + ("" if status.get("driven", True) else " (not running)"),
         "steps": f"{status['steps']:,} of {status['of']:,}",
@@ -92,6 +95,13 @@ def _rows(status: Mapping[str, Any]) -> dict[str, str]:
     if fallen:
         rows["away"] = ", ".join(fallen)
     return rows
+
+
+def _cell(value: object) -> str:
+    """Names of nodes are long, and tell by their beginning."""
+    if isinstance(value, float):
+        return f"{value:,.0f}"
+    return "" if value is None else str(value)[:40]
 
 
 def _number(value: float | None) -> str:

@@ -10,16 +10,15 @@ from actors.reports import Report
 from m3pc.run.seat import RestartedSeat
 
 WORKING = ("running", "draining")
-HANGING = 30.0  # seconds without an answer
 
 
 class ActorSeat(RestartedSeat):
-    def __init__(self, slot: int, make: Callable[[], Any], order: Any) -> None:
+    def __init__(self, slot: int, make: Callable[[], Any], order: Any, *, patience: float) -> None:
         """`make` gives the handle of a new RolloutActor, `order` is what it is told to do."""
         super().__init__(
             f"actor-{slot}",
             make,
-            patience=HANGING,
+            patience=patience,
             ask=lambda handle: handle.report.remote(self.heard),
         )
         self.slot, self._order = slot, order
@@ -40,7 +39,8 @@ class ActorSeat(RestartedSeat):
 
     def _lead(self, now: float, report: Report) -> None:
         if self._due is None:  # it had the order: this is another process, or the work failed
-            self._ended(now, report.reason or self.reason or "its process ended")
+            self.moved()
+            self._ended(now, report.reason or "its process ended")
         elif now >= self._due:
             self._due, self.heard = None, -1
             self.report = self._pending = None  # what it said, it said before
@@ -60,7 +60,7 @@ class ActorSeat(RestartedSeat):
         """Whether the order has arrived, or never will."""
         ready, _ = ray.wait([self._giving], timeout=0)
         if not ready:
-            if now - self._answered > HANGING:
+            if now - self._answered > self._patience:
                 self._giving = None
             return False
         giving, self._giving = self._giving, None

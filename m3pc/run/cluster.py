@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -23,27 +24,36 @@ from typing import Any, Literal
 import ray
 from ray.exceptions import RayError
 
-from m3pc.files import sha256
 from m3pc.run.control import tell, want, wanted
+from m3pc.run.examiner import Examiner
 from m3pc.run.fleet import Fleet
-from m3pc.run.floor import WEIGHTS
 from m3pc.run.lock import locked
 from m3pc.run.online import OnlineRun, open_run
 from m3pc.run.place import NAMESPACE, Place
 from m3pc.run.ray_node import connected
-from m3pc.run.runlog import RunLog, read
+from m3pc.run.runlog import RunLog
 from m3pc.run.status import Rate, describe, log_line
-from m3pc.types import Coordinator, CoordinatorUnavailableError
+from m3pc.types import Coordinator, DivergedError, InputError
 from replay.schedule import schedule_of
 
 PAUSE = 0.2  # seconds between two looks
 TELL_EVERY, LOG_EVERY = 2.0, 10.0  # seconds
 DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
-SPARE_CPUS = 4  # logical ones of a private cluster, beside one for each actor
-OK, PARKED, IO_FAILED, FAILED, LATE = 0, 3, 74, 70, 143  # exit codes
+LOGICAL_CPUS = 256  # of a private cluster: room for as many actors as anybody asks for
+NO_LIMIT = 10**9  # steps
+PARKED, FAILED, IO_FAILED, NO_MEMORY, DIVERGED, LATE = 3, 70, 74, 75, 76, 143  # exit codes
+# Why a learner ended, by the name of its error; whatever else it was, it may pass.
+REASONS = {
+    DivergedError.__name__: DIVERGED,
+    "MemoryError": NO_MEMORY,
+    "OutOfMemoryError": NO_MEMORY,
+}
 
 Phase = Literal["collecting", "draining", "learning", "evaluating", "ending", "ended"]
 Show = Callable[[Mapping[str, Any]], None]
+
+LOG, LOGS = "driver.log", "logs"  # of this process; of all others on a private cluster
+LOG_BYTES = 10 << 20
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +71,8 @@ def run_cluster(path: Path, show: Show, *, address: str | None, coordinator: str
         run = open_run(path)
         place = Place(run=path.resolve(), id=run.facts.id, coordinator=coordinator)
         place.connect().close()  # before anything starts: a wrong address is told at once
-        cpus = SPARE_CPUS + max(run.config.fleet.actors, os.cpu_count() or 1)
-        gpus = _gpus(run) if address is None else None
-        with connected(address, namespace=NAMESPACE, cpus=cpus, gpus=gpus):
+        own = {"cpus": LOGICAL_CPUS, "gpus": _gpus(run)} if address is None else {}
+        with _logged(path / LOG), connected(address, namespace=NAMESPACE, logs=path / LOGS, **own):
             return Driver(run, place, show).drive()
 
 
@@ -93,9 +102,7 @@ class Driver:
         self._told = self._logged = -1e9
         self._wanted = run.config.fleet.actors
         self.rate = Rate()
-        self._evaluation: Any = None
-        self.evaluations = read(run.path, "evaluation")
-        self._asked = self._evaluated  # steps at the last evaluation that was asked for
+        self.examiner = Examiner(run, self.fleet.evaluator, self._coordinator)
         want(run.path, stop=False)
 
     def drive(self) -> Outcome:
@@ -119,7 +126,9 @@ class Driver:
         self.fleet.look(now)
         self._check()
         getattr(self, f"_{self.phase}")(now)
-        self._evaluate(now, runlog)
+        if self.phase in ("collecting", "evaluating"):
+            last = self.phase == "evaluating"
+            self.examiner.look(now, self.steps, runlog, last=last)
         self._tell(now)
         if now - self._logged >= LOG_EVERY and self.fleet.stored:
             self._logged = now
@@ -133,7 +142,11 @@ class Driver:
             os._exit(LATE)
 
     def _obey(self) -> None:
-        asked = wanted(self.run.path)
+        try:
+            asked = wanted(self.run.path)
+        except InputError as error:  # the run goes on as it is
+            log.warning("event=wanted-unreadable reason=%s", error)
+            return
         if asked.stop and not self._stopping:
             self._stopping = 1
         if asked.actors is not None:
@@ -151,8 +164,12 @@ class Driver:
                 code = IO_FAILED if seat is self.fleet.store else FAILED
                 self._give_up(code, f"{seat.name} ended too often: {seat.reason[:500]}")
         learnt = self.fleet.learnt
-        if learnt is not None and learnt.error and self.phase != "ending":
-            self.fleet.learner.lost(self._clock(), learnt.error)
+        if learnt is not None and learnt.error and self.phase not in ("ending", "ended"):
+            final = REASONS.get(learnt.error.partition(":")[0])
+            if final is not None:
+                self._give_up(final, f"the learner ended by {learnt.error}")
+            else:
+                self.fleet.learner.lost(self._clock(), learnt.error)
 
     def _give_up(self, code: int, reason: str) -> None:
         log.error("event=giving-up code=%d reason=%s", code, reason)
@@ -169,6 +186,8 @@ class Driver:
     def _collecting(self, now: float) -> None:
         if self._stopping or self.steps >= self.run.config.online.steps:
             self._reason = "stopped" if self._stopping else "finished"
+            # What is on its way is stored, though the learner may be behind: it catches up later.
+            self.fleet.set_slack(NO_LIMIT)
             self.fleet.scale(0)
             self._enter("draining")
 
@@ -185,12 +204,11 @@ class Driver:
             self._enter("evaluating")
 
     def _evaluating(self, now: float) -> None:
-        done = self._asked >= self.steps and self._evaluation is None
-        if done or self._stopping:
+        if self.examiner.is_done(self.steps) or self._stopping:
             self._enter("ending")
 
     def _ending(self, now: float) -> None:
-        """The learner saves, the store closes its log."""
+        """The learner saves, the store closes its log. After that nothing of it is looked at."""
         calls = [
             (self.fleet.learner.handle, "stop", (DRAIN_SECONDS,)),
             (self.fleet.store.handle, "close", ()),
@@ -209,54 +227,6 @@ class Driver:
             return 0
         schedule = schedule_of(self.run.config.online, self.run.facts.horizon)
         return schedule.owed(stored.steps, stored.episodes)
-
-    # Evaluation
-
-    def _evaluate(self, now: float, runlog: RunLog) -> None:
-        evaluator = self.fleet.evaluator
-        if self._evaluation is not None:
-            self._take_evaluation(runlog)
-        elif evaluator.state == "up" and self._evaluation_due():
-            content = self._newest_weights()
-            if content is not None:
-                self._asked = self.steps
-                self._evaluation = (self.steps, evaluator.handle.evaluate.remote(content))
-
-    def _evaluation_due(self) -> bool:
-        if self.phase not in ("collecting", "evaluating"):
-            return False
-        every = self.run.config.evaluation.every
-        last = self._asked < self.steps and self.phase == "evaluating"
-        return self._asked < 0 or last or self.steps // every > self._asked // every
-
-    def _take_evaluation(self, runlog: RunLog) -> None:
-        steps, answer = self._evaluation
-        if not ray.wait([answer], timeout=0)[0]:
-            return
-        self._evaluation = None
-        try:
-            numbers: dict[str, float] = ray.get(answer, timeout=1.0)
-        except RayError as error:  # its process died: it is asked again at the next turn
-            log.warning("event=evaluation-lost steps=%d reason=%s", steps, type(error).__name__)
-            self._asked = self._evaluated
-            return
-        runlog.write("evaluation", steps, numbers)
-        self.evaluations.append({"step": steps, **numbers})
-
-    @property
-    def _evaluated(self) -> int:
-        return max((row["step"] for row in self.evaluations), default=-1)
-
-    def _newest_weights(self) -> bytes | None:
-        """What was published last, or nothing now: it may just be replaced."""
-        try:
-            pointer = self._coordinator.read(WEIGHTS)
-            path = self.run.path / pointer.path if pointer else None
-            if path is None or pointer is None or sha256(path) != pointer.sha256:
-                return None
-            return path.read_bytes()
-        except (CoordinatorUnavailableError, OSError):
-            return None
 
     # What is told
 
@@ -286,3 +256,22 @@ def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+@contextmanager
+def _logged(path: Path) -> Iterator[None]:
+    """What this process logs, in a file of the run: a terminal has no room for it."""
+    handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    root = logging.getLogger("m3pc")
+    before = root.level, root.propagate
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    root.propagate = False
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before[0])
+        root.propagate = before[1]
+        handler.close()

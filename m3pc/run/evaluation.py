@@ -1,6 +1,8 @@
 """How good a run is by now: its planner on episodes that are the same all along the run."""
 
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +14,11 @@ from planner.policy import Policy
 EVALUATE = 2  # what the seed is for
 
 
-def evaluation(run: OnlineRun, weights: Weights) -> Evaluation:
+def evaluation(
+    run: OnlineRun,
+    weights: Weights,
+    on_progress: Callable[[Mapping[str, Any]], None] = lambda numbers: None,
+) -> Evaluation:
     """Of the planner as it is configured, on episodes that are the same all along the run."""
     config = run.config
     child = np.random.SeedSequence(config.seed, spawn_key=(EVALUATE,))
@@ -24,6 +30,7 @@ def evaluation(run: OnlineRun, weights: Weights) -> Evaluation:
         slots=config.evaluation.episodes,
         window=config.model.window,
         horizon=config.planner.horizon,
+        on_progress=on_progress,
     )
 
 

@@ -1,6 +1,9 @@
 """Evaluations beside the collecting: a process of its own, fixed versions, fixed seeds."""
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -11,17 +14,27 @@ from m3pc.types import Version
 from m3pc.weights import from_bytes
 
 
-# Ray's types do not know max_concurrency.
+# Ray's types do not know max_concurrency; more than 1 so that it answers while it plays.
 @ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)  # type: ignore[call-overload]
 class EvaluatorActor:
     def __init__(self, run: Path) -> None:
         self._run = open_run(run)
         prepare_compute(self._run.config.compute)
+        self._beat: float | None = None  # of the last step that was played
 
     def evaluate(self, content: bytes) -> dict[str, float]:
         weights = from_bytes(content)
-        updates = Version.unpacked(weights.version).number
-        return evaluated(evaluation(self._run, weights), updates)
+        self._step({})
+        try:
+            found = evaluation(self._run, weights, self._step)
+        finally:
+            self._beat = None
+        return evaluated(found, Version.unpacked(weights.version).number)
 
-    def report(self) -> bool:
-        return True
+    def report(self) -> float:
+        """Seconds since it last stepped, of an evaluation that is being played; else 0."""
+        beat = self._beat
+        return 0.0 if beat is None else time.monotonic() - beat
+
+    def _step(self, numbers: Mapping[str, Any]) -> None:
+        self._beat = time.monotonic()

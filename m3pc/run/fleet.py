@@ -31,8 +31,6 @@ from replay.payload import encode
 from replay.remote import StoreActor
 from replay.service import StoreTotals
 
-SILENT = 30.0  # seconds without an answer, after which a process hangs
-LONG_SILENT = 600.0  # of one that recovers a store, compiles, or evaluates
 RECENT = 50  # finished episodes that are remembered
 
 
@@ -53,7 +51,8 @@ class Fleet:
         self.actors: dict[int, ActorSeat] = {}
         self._leaving: list[ActorSeat] = []
         self.finished: deque[Finished] = deque(maxlen=RECENT)
-        self._restarts: dict[str, int] = {}
+        self._restarts: dict[str, int] = {}  # by name: how often each process ended
+        self._stored: StoreTotals | None = None
 
     def look(self, now: float) -> None:
         """Start what is to be started, hear what there is to hear. Others wait for the store: it
@@ -79,6 +78,11 @@ class Fleet:
             actor.drain(self._fleet.deadline)
             self._leaving.append(actor)
 
+    def set_slack(self, steps: int) -> None:
+        """How far collecting may run ahead of learning, from now on."""
+        if self.store.handle is not None:
+            self.store.handle.set_slack.remote(steps)
+
     def _leave(self) -> None:
         for actor in [actor for actor in self._leaving if actor.drained]:
             self._leaving.remove(actor)
@@ -89,8 +93,13 @@ class Fleet:
         for seat in self.seats():
             seat.end()
 
+    @property
+    def parts(self) -> list[Seat]:
+        """All but the actors."""
+        return [self.store, self.learner, *self.planners, self.evaluator]
+
     def seats(self) -> Iterator[Seat]:
-        yield from (self.store, self.learner, *self.planners, self.evaluator)
+        yield from self.parts
         yield from self.actors.values()
         yield from self._leaving
 
@@ -106,7 +115,10 @@ class Fleet:
 
     @property
     def stored(self) -> StoreTotals | None:
-        return None if self.store.report is None else cast(StoreTotals, self.store.report[0])
+        """As it said last, also while it is away."""
+        if self.store.report is not None:
+            self._stored = self.store.report[0]
+        return self._stored
 
     @property
     def learnt(self) -> LearnerReport | None:
@@ -158,8 +170,7 @@ class Fleet:
         make: Callable[[], Any],
         ask: Callable[[Any], Any] = lambda handle: handle.report.remote(),
     ) -> Seat:
-        patience = LONG_SILENT if name == "evaluator" else SILENT
-        return Seat(name, make, patience=patience, ask=ask)
+        return Seat(name, make, patience=self._fleet.silence, ask=ask)
 
     def _named(self, part: str, number: int = 0) -> dict[str, Any]:
         return {"name": self.place.name(part, number), "namespace": NAMESPACE}
@@ -188,7 +199,8 @@ class Fleet:
             "scheduling_strategy": "SPREAD",
         }
         make = cast(Any, RolloutActor).options(**options).remote
-        return ActorSeat(slot, partial(make, slot), self._order(slot))
+        silence = self._fleet.silence
+        return ActorSeat(slot, partial(make, slot), self._order(slot), patience=silence)
 
     def _order(self, slot: int) -> Order:
         config, fleet = self.run.config, self._fleet

@@ -26,6 +26,7 @@ SETTINGS = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "10",
     "RAY_worker_num_grpc_internal_threads": "1",
+    "RAY_prestart_worker_first_driver": "0",  # one a CPU, which most of a private cluster's are not
     "RAY_ROTATION_MAX_BYTES": "20000000",
     "RAY_ROTATION_BACKUP_COUNT": "2",
     "RAY_memory_usage_threshold": "0.95",
@@ -43,10 +44,16 @@ def prepare(address: str | None) -> None:
 
 @contextmanager
 def connected(
-    address: str | None = None, *, namespace: str, cpus: int | None = None, gpus: int | None = None
+    address: str | None = None,
+    *,
+    namespace: str,
+    cpus: int | None = None,
+    gpus: int | None = None,
+    logs: Path | None = None,
 ) -> Iterator[None]:
     """Connect for as long as the block runs. Without an address: to a cluster of its own, which
-    only holders of its token can use and which ends with the block."""
+    only holders of its token can use and which ends with the block; what its processes logged is
+    in the folder `logs` then."""
     prepare(address)
     if address is not None:
         _require_listener(address)
@@ -57,7 +64,7 @@ def connected(
         options = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": OBJECT_STORE}
         place = {"_node_ip_address": LOOPBACK, "_temp_dir": str(folder / "r")}
         own: dict[str, Any] = {"address": "local", "include_dashboard": False, **options, **place}
-        with _session(namespace=namespace, **own):
+        with _kept_logs(folder / "r", logs), _session(namespace=namespace, **own):
             yield
 
 
@@ -101,6 +108,20 @@ def _private_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _kept_logs(ray_folder: Path, to: Path | None) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        found = (ray_folder / "session_latest" / "logs").glob("worker-*.err")
+        written = [path for path in found if path.stat().st_size] if to else []
+        if to and written:
+            shutil.rmtree(to, ignore_errors=True)
+            to.mkdir()
+            for path in written:
+                shutil.copyfile(path, to / path.name)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
@@ -17,7 +18,15 @@ from m3pc.run.restarts import Restarts
 
 ASK_EVERY = 1.0  # seconds
 State = Literal["waiting", "starting", "up", "parked"]
-Place = tuple[str, int]  # node, process
+
+
+class Place(NamedTuple):
+    """Where a process is. Its number may be another's later, but not with the same begin."""
+
+    node: str
+    pid: int
+    began: str
+
 
 log = logging.getLogger(__name__)
 
@@ -143,24 +152,38 @@ class RestartedSeat(Seat):
         """It was killed: Ray makes another."""
         self.reason = f"no answer for {now - self._answered:.0f} s"
         log.warning("event=process-hung name=%s reason=%s", self.name, self.reason)
-        self._pending, self._answered, self.place = None, now, None
+        self._pending, self._answered = None, now
+        self.moved()
+
+    def moved(self) -> None:
+        """Another process has its name: where is it?"""
+        self.place = None
         self._where = self.handle.__ray_call__.remote(_place)
 
 
 def kill_process(place: Place) -> None:
     """From outside, on its own machine: a stopped process obeys nobody else."""
-    node, pid = place
-    strategy = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-    _end_process.options(scheduling_strategy=strategy).remote(pid)
+    strategy = NodeAffinitySchedulingStrategy(node_id=place.node, soft=False)
+    _end_process.options(scheduling_strategy=strategy).remote(place)
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _end_process(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+def _end_process(place: Place) -> None:
+    if _began(place.pid) == place.began:
+        os.kill(place.pid, signal.SIGKILL)
 
 
 def _place(actor: object) -> Place:
-    return ray.get_runtime_context().get_node_id(), os.getpid()
+    pid = os.getpid()
+    return Place(ray.get_runtime_context().get_node_id(), pid, _began(pid))
+
+
+def _began(pid: int) -> str:
+    """When a process began, as Linux tells; elsewhere nothing is told."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def _kill(handle: Any) -> None:

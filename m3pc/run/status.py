@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from actors.reports import Report
     from m3pc.run.actor_seat import ActorSeat
     from m3pc.run.cluster import Driver
+    from m3pc.run.seat import Seat
 
 
 def describe(driver: "Driver") -> dict[str, Any]:
@@ -54,27 +55,31 @@ def describe(driver: "Driver") -> dict[str, Any]:
         "entropy": value(snapshot, ENTROPY),
         "target": config.entropy.target,
         "alpha": value(snapshot, ALPHA),
-        "actors": actors,
         "running": sum(actor["state"] == "running" for actor in actors),
         "wanted": len(actors),
-        "parts": {
-            seat.name: seat.state
-            for seat in (fleet.store, fleet.learner, *fleet.planners, fleet.evaluator)
-        },
-        "evaluation": driver.evaluations[-20:],
+        "processes": [*(_process(seat) for seat in fleet.parts), *actors],
+        "evaluation": driver.examiner.rows[-20:],
+    }
+
+
+def _process(seat: "Seat") -> dict[str, Any]:
+    place = seat.place
+    return {
+        "name": seat.name,
+        "state": seat.state,
+        "pid": place.pid if place else None,
+        "node": place.node if place else None,
+        "restarts": seat.restarts.count,
+        "reason": seat.reason,  # of the last end
     }
 
 
 def _actor(actor: "ActorSeat") -> dict[str, Any]:
     report: Report | None = actor.report
-    return {
-        "slot": actor.slot,
-        "state": report.state if report and actor.state == "up" else actor.state,
-        "pid": report.pid if report else None,
-        "steps": value(report.snapshot, ENV_STEPS) if report else 0,
-        "restarts": actor.restarts.count,
-        "reason": actor.reason,
-    }
+    if report is None or actor.state != "up":
+        return _process(actor)
+    doing = {"state": report.state, "steps": value(report.snapshot, ENV_STEPS)}
+    return _process(actor) | doing
 
 
 def _collected_share(driver: "Driver") -> float:

@@ -1,0 +1,83 @@
+"""When a run is measured: the newest weights at fixed numbers of environment steps, and at its end.
+
+Nothing here waits; the evaluator plays in a process of its own.
+"""
+
+import logging
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from m3pc.files import sha256
+from m3pc.run.floor import WEIGHTS
+from m3pc.run.online import OnlineRun
+from m3pc.run.runlog import RunLog, read
+from m3pc.run.seat import Seat
+from m3pc.types import Coordinator, CoordinatorUnavailableError
+
+HUNG = 600.0  # seconds in which an evaluation took no step
+
+log = logging.getLogger(__name__)
+
+
+class Examiner:
+    def __init__(self, run: OnlineRun, seat: Seat, coordinator: Coordinator) -> None:
+        """`seat` is the evaluator's."""
+        self._run, self._seat, self._coordinator = run, seat, coordinator
+        self._pending: tuple[int, Any] | None = None  # steps, answer
+        self.rows = read(run.path, "evaluation")
+        self._asked = self._evaluated  # steps at the last evaluation that was asked for
+
+    def look(self, now: float, steps: int, runlog: RunLog, *, last: bool = False) -> None:
+        """Take what has come; ask if it is time, or if this is the `last` of the run."""
+        if self._pending is not None:
+            self._take(now, runlog)
+        elif self._seat.state == "up" and self._is_due(steps, last):
+            content = self._newest()
+            if content is not None:
+                self._asked = steps
+                self._pending = steps, self._seat.handle.evaluate.remote(content)
+
+    def is_done(self, steps: int) -> bool:
+        """Whether nothing more can come after so many steps."""
+        measured = self._asked >= steps and self._pending is None
+        return measured or self._seat.state == "parked"
+
+    def _is_due(self, steps: int, last: bool) -> bool:
+        every = self._run.config.evaluation.every
+        missing = last and self._asked < steps
+        return self._asked < 0 or missing or steps // every > self._asked // every
+
+    def _take(self, now: float, runlog: RunLog) -> None:
+        assert self._pending is not None
+        steps, answer = self._pending
+        if not ray.wait([answer], timeout=0)[0]:
+            idle: float | None = self._seat.report
+            if idle is not None and idle > HUNG:
+                self._seat.lost(now, f"an evaluation took no step for {idle:.0f} s")
+            return
+        self._pending = None
+        try:
+            numbers: dict[str, float] = ray.get(answer, timeout=1.0)
+        except RayError as error:  # its process died: it is asked again at the next turn
+            log.warning("event=evaluation-lost steps=%d reason=%s", steps, type(error).__name__)
+            self._asked = self._evaluated
+            return
+        runlog.write("evaluation", steps, numbers)
+        self.rows.append({"step": steps, **numbers})
+
+    @property
+    def _evaluated(self) -> int:
+        return max((row["step"] for row in self.rows), default=-1)
+
+    def _newest(self) -> bytes | None:
+        """What was published last, or nothing now: it may just be replaced."""
+        try:
+            pointer = self._coordinator.read(WEIGHTS)
+            path = self._run.path / pointer.path if pointer else None
+            if path is None or pointer is None or sha256(path) != pointer.sha256:
+                return None
+            return path.read_bytes()
+        except (CoordinatorUnavailableError, OSError):
+            return None

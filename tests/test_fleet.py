@@ -1,0 +1,252 @@
+"""A run on Ray: all of its processes together, as its users see them."""
+
+import json
+import signal
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from m3pc import checkpoint
+from m3pc.run.audit import audit
+from m3pc.run.online import open_run
+from m3pc.run.runlog import read
+from m3pc.types import Version
+from replay.schedule import schedule_of
+from replay.store import Store
+from tests.online_job import alive, job
+from tests.shared_data import ROOT
+from tests.small_online import new_run
+from tests.waiting import eventually
+
+FLEET: dict[str, Any] = {
+    "online__steps": 10**6,
+    "online__publish_every": 5,
+    "online__checkpoint_every": 20,
+    "evaluation__every": 300,
+    "fleet__actors": 2,
+    "fleet__receipts": True,
+}
+PARTS = ("actor-0", "planner-0", "store", "learner", "evaluator")
+
+
+def command(*words: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "m3pc", *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def owed(run: Path) -> int:
+    """Updates, by what the store holds."""
+    store, opened = Store(run / "replay"), open_run(run)
+    schedule = schedule_of(opened.config.online, opened.facts.horizon)
+    return schedule.owed(int(store.lengths.sum()), len(store.lengths))
+
+
+def updates(run: Path) -> int:
+    return int(checkpoint.newest(run / "checkpoints").progress["updates"])
+
+
+def finish(run: Path, steps: int, **environment: str) -> None:
+    """Go on, on a new cluster, to the end of a run that is `steps` longer than now."""
+    path = run / "config.yaml"
+    total = int(Store(run / "replay").lengths.sum()) + steps
+    path.write_text(path.read_text().replace("steps: 1000000", f"steps: {total}"))
+    with job(run, **environment) as work:
+        assert work.wait() == 0, work.output
+        assert "finished" in work.output
+
+
+@pytest.fixture(params=["file", "redis"])
+def coordinator(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Where the processes meet."""
+    if request.param == "file":
+        return {}
+    return {"M3PC_COORDINATOR": request.getfixturevalue("redis_server").url}
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_a_run_lives_through_the_death_of_each_of_its_processes(
+    coordinator: dict[str, str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    new_run(run, **FLEET)
+    with job(run, **coordinator) as work:
+        work.until_up(2)
+        for name in PARTS:
+            pid = work.kill(name)
+            work.until_replaced(name, pid)
+            work.advance(60)
+        done = work.status["updates"]
+        work.until(lambda: work.status["updates"] > done)
+        assert [work.restarts(name) for name in PARTS] == [1] * len(PARTS)
+        work.signal(signal.SIGTERM)
+        assert work.wait() == 0, work.output
+        assert "stopped" in work.output
+    found = audit(run)
+    assert found.sound, found
+    assert found.stored >= found.acknowledged > 20
+    assert updates(run) <= owed(run)
+    epochs = {Version.unpacked(version).epoch for version in Store(run / "replay").versions}
+    assert len(epochs) == 2  # the learner that was killed, and the one after it
+    finish(run, 100, **coordinator)
+    assert updates(run) == owed(run)
+    assert audit(run).sound
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_fleet_is_scaled_from_another_shell_and_a_run_outlives_its_driver(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    new_run(run, **FLEET)
+    with job(run) as work:
+        work.until_up(2)
+        for count in (6, 1):
+            assert f"actors running: {count}, wanted: {count}" in command("scale", run, count)
+            work.advance(30)
+        assert work.status["wanted"] == 1
+        assert json.loads(command("status", run, "--json"))["running"] == 1
+        slots = {key.slot for key in Store(run / "replay").keys}
+        assert slots == set(range(6))
+        others = [pid for name in (*PARTS[1:], "actor-0") if (pid := work.pid(name)) is not None]
+        assert len(others) == len(PARTS)
+        work.signal(signal.SIGKILL)
+        assert work.wait() == -signal.SIGKILL
+        assert eventually(lambda: not any(map(alive, others)), 60.0), "they end with the driver"
+    assert not json.loads(command("status", run, "--json"))["driven"]
+    assert audit(run).sound
+    with job(run) as work:
+        work.until_up(1)  # what was wanted last
+        assert "stopped after" in command("stop", run)
+        assert work.wait() == 0, work.output
+    found = audit(run)
+    assert found.sound, found
+    assert found.acknowledged > 10
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_the_loop_closes(tmp_path: Path) -> None:
+    """What is collected is learnt from, and what is learnt collects."""
+    run = tmp_path / "run"
+    opened = new_run(run, **FLEET | {"online__steps": 900, "online__pause_after": 60})
+    with job(run) as work:
+        assert work.wait() == 0, work.output
+    store = Store(run / "replay")
+    numbers = [Version.unpacked(version).number for version in store.versions]
+    lasts = [Version.unpacked(version).number for version in store.last_versions]
+    assert numbers[0] == 0 and max(lasts) > 60
+    thirds = [np.mean(third) for third in np.array_split(numbers, 3)]
+    assert all(one < other for one, other in pairwise(thirds))
+    assert updates(run) == owed(run) == int(store.lengths.sum()) // 10
+    fleet = read(run, "fleet")[-1]
+    assert fleet["m3pc_actor_policy_staleness_updates/p99"] <= opened.config.online.pause_after
+    rows = read(run, "evaluation")
+    assert [row["step"] // 300 for row in rows][:3] == [0, 1, 2]
+    assert rows[-1]["updates"] == updates(run)
+    assert rows[-1]["step"] == int(store.lengths.sum())
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_updates_per_step_are_the_same_with_two_actors_and_with_eight(tmp_path: Path) -> None:
+    for actors in (2, 8):
+        run = tmp_path / f"run-{actors}"
+        changes = {"online__steps": 600, "fleet__actors": actors, "evaluation__every": 10**6}
+        new_run(run, **FLEET | changes)
+        with job(run) as work:
+            assert work.wait() == 0, work.output
+        store = Store(run / "replay")
+        assert {key.slot for key in store.keys} == set(range(actors))
+        assert updates(run) == int(store.lengths.sum()) // 10
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_an_actor_that_is_stopped_or_whose_environment_hangs_is_replaced(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    changes = {"fleet__silence": 4.0, "fleet__step_timeout": 3.0}
+    new_run(run, env="tests.point:toy/HangingPoint-v0", **FLEET | changes)
+    with job(run, M3PC_HANG_AFTER="150") as work:
+        work.until_up(2)
+        pid = work.kill("actor-1", signal.SIGSTOP)
+        work.until_replaced("actor-1", pid)
+        assert not alive(pid)
+        work.until(lambda: work.restarts("actor-0"))  # its environment hung
+        work.advance(100)
+        work.signal(signal.SIGTERM)
+        assert work.wait() == 0, work.output
+    found = audit(run)
+    assert found.sound, found
+    reasons = {key: row for row in read(run, "fleet") for key in row if "env_faults" in key}
+    assert not any(key.endswith(("nan", "crash", "shape")) for key in reasons)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_tenth_of_lost_replies_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    failures = {"num_failures": -1, "req_failure_prob": 5, "resp_failure_prob": 10}
+    lossy = json.dumps({"CoreWorkerService.grpc_client.PushTask": failures})
+    run = tmp_path / "run"
+    new_run(run, **FLEET | {"fleet__deadline": 3.0})
+    with job(run, RAY_testing_rpc_failure=lossy) as work:
+        work.until(lambda: work.steps >= 1500)
+        work.signal(signal.SIGTERM)
+        assert work.wait() == 0, work.output
+    found = audit(run)
+    assert found.sound, found
+    assert found.acknowledged >= 60
+    last = read(run, "fleet")[-1]
+    assert last["m3pc_replay_append_total/duplicate"] > 0, "no reply was lost"
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_run_whose_environments_always_break_ends_with_code_three(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    new_run(run, env="tests.point:toy/BrokenPoint-v0", **FLEET)
+    with job(run) as work:
+        assert work.wait() == 3, work.output
+        assert "every actor ended too often" in work.output
+    assert len(Store(run / "replay").lengths) == 0
+
+
+def failing_job(*words: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "m3pc", *map(str, words)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def test_a_run_that_does_not_run_can_neither_be_scaled_nor_stopped(tmp_path: Path) -> None:
+    new_run(tmp_path / "run")
+    for words in (("scale", tmp_path / "run", 3), ("stop", tmp_path / "run")):
+        done = failing_job(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "does not run; start it with m3pc resume" in done.stderr
+
+
+def test_a_second_driver_is_refused(tmp_path: Path) -> None:
+    from m3pc.run.lock import locked
+
+    new_run(tmp_path / "run")
+    with locked(tmp_path / "run"):
+        done = failing_job("resume", tmp_path / "run")
+    assert done.returncode == 2
+    assert "is being worked on by another process" in done.stderr
