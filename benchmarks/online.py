@@ -44,13 +44,14 @@ CPUS = 8  # logical ones, for the whole run
 class Size:
     pretrain: int = 200  # updates of the model, and of the critic
     rounds: int = 4
-    warm: float = 1.0  # seconds
-    seconds: float = 2.5  # of a turn
+    warm: float = 0.7  # seconds
+    seconds: float = 2.0  # of a turn
     actors: tuple[int, ...] = (1, 2, 4, 8)
     envs: int = 4  # of each of these
     ways: tuple[int, int] = (2, 8)  # actors, environments of each
-    batches: tuple[int, ...] = (16, 64)
-    served_seconds: float = 1.5
+    batches: tuple[tuple[int, int], ...] = ((16, 8), (16, 16), (64, 16))  # all, of a request
+    served_rounds: int = 6
+    served_seconds: float = 1.0
     run_seconds: float = 30.0
 
 
@@ -60,7 +61,8 @@ QUICK = Size(
     warm=0.1,
     seconds=0.4,
     actors=(1, 2),
-    batches=(16,),
+    batches=((16, 8),),
+    served_rounds=2,
     served_seconds=0.2,
     run_seconds=3.0,
 )
@@ -102,7 +104,7 @@ def measure(folder: Path, size: Size) -> dict[str, Any]:
                 source,
                 MODES,
                 size.batches,
-                rounds=2 * size.rounds,
+                rounds=size.served_rounds,
                 seconds=size.served_seconds,
             ),
         }

@@ -22,11 +22,10 @@ from planner.client import PlannerClient
 from planner.policy import Policy
 from planner.service import PlannerService
 
-REQUEST = 8  # environments of a request
 AHEAD = 2  # batches that are asked for before the first is answered
 AIM = 0.9
 HEAD = (
-    *("mode", "rows", "direct decisions/s", "server's decisions/s"),
+    *("mode", "rows", "requests", "direct decisions/s", "server's decisions/s"),
     *("server / direct", "by CPU", "without Ray / direct", "by CPU"),
 )
 
@@ -64,14 +63,20 @@ class Kind:
 
 
 def report_served(
-    system: System, source: Path, modes: Sequence[Mode], sizes: Sequence[int], *, rounds: int,
+    system: System,
+    source: Path,
+    modes: Sequence[Mode],
+    sizes: Sequence[tuple[int, int]],
+    *,
+    rounds: int,
     seconds: float,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
+    """`sizes`: environments of a batch and of each of its requests."""
     weights = checkpoint.read(source).weights
     rows = []
-    for size in sizes:
-        settings = {"fleet.batch": size}
-        name = system.serve(f"batch-{size}", settings)
+    for batch, request in sizes:
+        settings = {"fleet.batch": batch}
+        name = system.serve(f"batch-{batch}-{request}", settings)
         with closing(PlannerService(weights, replace(weights.config, settings))) as service:
             kinds = {
                 "direct": Kind(run=partial(direct, Policy(weights)), cpu=time.process_time),
@@ -81,18 +86,19 @@ def report_served(
                     cpu=partial(system.planner_cpu, name),
                 ),
             }
-            rows += [_row(load(weights, mode, size), kinds, rounds, seconds) for mode in modes]
+            loads = [load(weights, mode, batch, request) for mode in modes]
+            rows += [_row(given, kinds, rounds, seconds) for given in loads]
     print(
-        f"\n### The server and the direct call\n\nRequests of {REQUEST} environments, {AHEAD} "
-        f"batches on their way; {rounds} rounds. By CPU: decisions per second of processor time "
-        "of the server's process. Without Ray: the batcher and its thread alone.\n"
+        f"\n### The server and the direct call\n\n{AHEAD} batches on their way; {rounds} rounds. "
+        "By CPU: decisions per second of processor time of the server's process. Without Ray: the "
+        "batcher and its thread alone.\n"
     )
     compared = ["server", "server by CPU", "batcher", "batcher by CPU"]
     table(
         HEAD,
         [
             [
-                *(row["mode"], str(row["rows"])),
+                *(row["mode"], str(row["rows"]), str(row["requests"])),
                 *(f"{row['decisions'][kind]:.0f}" for kind in ("direct", "server")),
                 *(shown(row[name]) for name in compared),
             ]
@@ -101,14 +107,15 @@ def report_served(
     )
     print()
     for row in rows:
-        judge(f"server / direct, {row['mode']}, {row['rows']} rows", row["server"][1], AIM)
+        what = f"server / direct, {row['mode']}, {row['rows']} rows in {row['requests']} requests"
+        judge(what, row["server"][1], AIM)
     return rows
 
 
-def load(weights: Weights, mode: Mode, rows: int) -> Load:
-    """Random windows in the middle of episodes."""
+def load(weights: Weights, mode: Mode, rows: int, count: int) -> Load:
+    """Random windows in the middle of episodes, `count` in each request."""
     rng, config = np.random.default_rng(0), weights.config
-    length, count = config.model.window, min(REQUEST, rows)
+    length = config.model.window
 
     def window(first: int) -> Window:
         return Window(
@@ -172,6 +179,7 @@ def _row(given: Load, kinds: Mapping[str, Kind], rounds: int, seconds: float) ->
         for name, kind in kinds.items():
             speeds[name].append(kind.speeds(given, batches))
     found: dict[str, Any] = {"mode": given.mode, "rows": given.rows, "batches": batches}
+    found["requests"] = len(given.asks)
     found["decisions"] = {
         name: float(np.median([speed for speed, _ in mine])) for name, mine in speeds.items()
     }
