@@ -32,6 +32,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.sampling
 	$(BIN)/python -m benchmarks.decision
 	$(BIN)/python -m benchmarks.replay
+	$(BIN)/python -m benchmarks.online
 
 lint: $(VENV)/.developer
 	$(BIN)/ruff check .

@@ -4,14 +4,15 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from m3pc.types import Ask, Decision, InputError, PlannerGoneError, Refusal, Refused, Window
-from planner.rows import apart
+from planner.wire import ask_to_bytes, decision_from_bytes
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +65,12 @@ class PlannerClient:
     def decide(self, window: Window, *, explore: bool = False) -> Decision:
         return self.ask(Ask(window=window, explore=explore)).result(self._patience)
 
-    def _send(self, ask: Ask, turn: int) -> Sent:
+    def _send(self, request: bytes, turn: int) -> Sent:
         name, now = self._names[(self._slot + turn) % len(self._names)], self._clock()
         try:
             if name not in self._actors:
                 self._actors[name] = ray.get_actor(name, namespace=self._namespace)
-            reply = self._actors[name].plan.remote(ask, self._deadline)
+            reply = self._actors[name].plan.remote(request, self._deadline)
         except (ValueError, RayError) as error:  # no such actor, or too many calls wait for it
             return Sent(name=name, at=now, reply=self._lost(name, error))
         return Sent(name=name, at=now, reply=reply)
@@ -82,9 +83,9 @@ class PlannerClient:
         try:
             while True:
                 left = max(until - self._clock(), 0.0)
-                if ray.wait([sent.reply], timeout=min(left, SLICE))[0]:
-                    found: Decision | Refusal = ray.get(sent.reply, timeout=SLICE)
-                    return found
+                with suppress(GetTimeoutError):
+                    reply = ray.get(sent.reply, timeout=min(left, SLICE))
+                    return reply if isinstance(reply, Refusal) else decision_from_bytes(reply)
                 if left == 0 or stop():
                     reason = f"{sent.name} has not answered"
                     return Refusal(why=Refused.LATE, reason=reason)
@@ -113,8 +114,8 @@ class Pending:
     """A request on its way. Asking again is safe: a planner remembers nothing."""
 
     def __init__(self, client: PlannerClient, ask: Ask) -> None:
-        self._client, self._ask, self._turn = client, ask, 0
-        self._sent = client._send(ask, 0)
+        self._client, self._request, self._turn = client, ask_to_bytes(ask), 0
+        self._sent = client._send(self._request, 0)
 
     def result(self, patience: float, stop: Callable[[], bool] = _never) -> Decision:
         """The decision, asked for again and again; PlannerGoneError after `patience` seconds, or
@@ -124,7 +125,7 @@ class Pending:
             while True:
                 reply = client._receive(self._sent, begin + patience, stop)
                 if isinstance(reply, Decision):
-                    return apart(reply, [len(reply.actions)])[0]  # Ray's arrays are read-only
+                    return reply
                 if reply.why == Refused.BAD:
                     raise InputError(f"the planner refused a request: {reply.reason}")
                 self._again(reply, begin + patience, stop)
@@ -141,4 +142,4 @@ class Pending:
                 f"{reply.reason}; look at the log of the planner"
             )
         client.retries += 1
-        self._sent = client._send(self._ask, self._turn)
+        self._sent = client._send(self._request, self._turn)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from m3pc.compute import autocast
 from m3pc.config import BACKWARD, Config
-from m3pc.streams import PLAN, counter_stream
+from m3pc.streams import PLAN, Mover
 from m3pc.types import Ask, Decision, Floats, InputError, Integers, Window
 from m3pc.weights import Weights
 from planner.backward import towards_goal
@@ -232,8 +232,10 @@ class Policy:
         """Noise [E, N, h, A] and a chance [E], from each episode's own stream at its own step."""
         noise = np.empty((len(window), *shape), np.float32)
         chance = np.empty(len(window), np.float32)
-        for row, (seed, step) in enumerate(zip(window.seeds, window.steps, strict=True)):
-            rng = counter_stream(int(seed), int(step), PLAN)
+        streams = Mover()
+        numbers = zip(window.seeds.tolist(), window.steps.tolist(), strict=True)
+        for row, (seed, step) in enumerate(numbers):
+            rng = streams.at(seed, step, PLAN)
             rng.standard_normal(dtype=np.float32, out=noise[row])
             chance[row] = rng.random(dtype=np.float32)
         device = self._device

@@ -11,12 +11,13 @@ import torch
 from m3pc.compute import prepare_compute
 from m3pc.config import Config
 from m3pc.telemetry import PLANNER_VERSION, Recorder, Snapshot
-from m3pc.types import Ask, Coordinator, Decision, InputError, Version
+from m3pc.types import Ask, Coordinator, Decision, InputError, Refusal, Refused, Version
 from m3pc.weights import Weights
 from planner.batcher import Batcher, Reply
 from planner.loader import Loader, RejectedError, canary
 from planner.policy import Policy
 from planner.rows import Answer
+from planner.wire import ask_from_bytes, decision_to_bytes
 
 
 class PlannerService:
@@ -60,6 +61,20 @@ class PlannerService:
     def submit(self, ask: Ask, seconds: float) -> "Future[Reply]":
         """The reply; `seconds` from now it would be too late."""
         return self._batcher.submit(ask, seconds)
+
+    def plan(self, request: bytes, seconds: float) -> bytes | Refusal:
+        """The same with bytes, as they come and go over a wire; waits."""
+        try:
+            ask = ask_from_bytes(request)
+        except InputError as error:
+            return Refusal(why=Refused.BAD, reason=str(error))
+        future = self.submit(ask, seconds)
+        try:
+            reply = future.result(seconds)
+        except TimeoutError:
+            future.cancel()  # nobody will read it
+            return Refusal(why=Refused.LATE, reason=f"not computed within {seconds:g} seconds")
+        return decision_to_bytes(reply) if isinstance(reply, Decision) else reply
 
     @property
     def version(self) -> int:

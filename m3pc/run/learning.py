@@ -121,9 +121,10 @@ class Learning:
             self.trainer.save()
 
     def _publish(self) -> None:
-        number = self.trainer.updates
+        number, start = self.trainer.updates, self._clock()
         version = Version(epoch=self._publisher.epoch, number=number)
         self._publisher.publish(self.trainer.weights(version.packed), number)
+        self.recorder.add(LEARNER_WAIT, self._clock() - start, "disk")
 
 
 def _epoch(coordinator: Coordinator, recorder: Recorder) -> int:

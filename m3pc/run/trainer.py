@@ -3,7 +3,8 @@
 import logging
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from m3pc.telemetry import (
     ENTROPY,
     GRADIENT,
     LAST_UPDATE,
+    LEARNER_WAIT,
     LOSS,
     NONFINITE,
     ROLLBACKS,
@@ -129,15 +131,29 @@ class Trainer:
         """The next update. One that is not finite is left out: its numbers are empty."""
         number, critic = self.updates, self.config.online.critic_updates
         start = self._clock()
-        batches = map(self._transitions.batch, range(number * critic, (number + 1) * critic))
+        batches = map(self._transition_batch, range(number * critic, (number + 1) * critic))
         try:
-            numbers = self.learner.update(number, self._pieces.batch(number), batches)
+            numbers = self.learner.update(number, self._piece_batch(number), batches)
         except DivergedError as error:
             self._leave_out(number, error)
             numbers = {}
         self.updates += 1
         self._record(numbers, self._clock() - start)
         return numbers
+
+    def _piece_batch(self, number: int) -> SegmentBatch[NDArray[Any]]:
+        with self._waiting_for("batch"):
+            return self._pieces.batch(number)
+
+    def _transition_batch(self, number: int) -> TransitionBatch[NDArray[Any]]:
+        with self._waiting_for("batch"):
+            return self._transitions.batch(number)
+
+    @contextmanager
+    def _waiting_for(self, what: str) -> Iterator[None]:
+        start = self._clock()
+        yield
+        self.recorder.add(LEARNER_WAIT, self._clock() - start, what)
 
     def weights(self, version: int) -> Weights:
         return self.learner.weights(version, envelope=self._envelope)
@@ -159,7 +175,9 @@ class Trainer:
             number=self.updates,
             keep=self.config.online.keep,
         )
-        self.recorder.observe(CHECKPOINT_SECONDS, self._clock() - start)
+        seconds = self._clock() - start
+        self.recorder.observe(CHECKPOINT_SECONDS, seconds)
+        self.recorder.add(LEARNER_WAIT, seconds, "disk")
 
     def _leave_out(self, number: int, error: DivergedError) -> None:
         log.warning("event=update-left-out number=%d reason=%s", number, error)

@@ -1,0 +1,127 @@
+"""How fast a run collects, what the planner server is worth, and what everybody waits for.
+
+    python -m benchmarks.online [--quick] [--json FILE]
+
+Preset small's network (64 candidates) on d4rl/Hopper-v2, in the real processes on a private Ray
+cluster. What is compared is measured in turns within one run, so that a noisy machine disturbs it
+alike; a ratio is the median over the rounds, with its quartiles. Prints Markdown. Linux only:
+processor times come from /proc.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from m3pc.run.ray_node import connected, prepare
+
+prepare(None)  # before anything loads Ray
+
+import torch  # noqa: E402
+
+from benchmarks.collecting import Rounds, report_actors, report_ways  # noqa: E402
+from benchmarks.rollout_system import Shape, System  # noqa: E402
+from benchmarks.served import report_served  # noqa: E402
+from benchmarks.shares import report_shares  # noqa: E402
+from m3pc.cli.data import open_store  # noqa: E402
+from m3pc.config import Mode  # noqa: E402
+from m3pc.presets import PRESETS  # noqa: E402
+from m3pc.run import pretrain  # noqa: E402
+from m3pc.run.place import NAMESPACE  # noqa: E402
+from m3pc.settings import replace  # noqa: E402
+from replay.store import Store  # noqa: E402
+
+DATA = "shipped:hopper-medium-replay"
+MODES: tuple[Mode, ...] = ("rcbc", "m")
+CPUS = 8  # logical ones, for the whole run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    pretrain: int = 200  # updates of the model, and of the critic
+    rounds: int = 4
+    warm: float = 0.7  # seconds
+    seconds: float = 2.0  # of a turn
+    actors: tuple[int, ...] = (1, 2, 4, 8)
+    envs: int = 4  # of each of these
+    ways: tuple[int, int] = (2, 8)  # actors, environments of each
+    batches: tuple[tuple[int, int], ...] = ((16, 8), (16, 16), (64, 16))  # all, of a request
+    served_rounds: int = 6
+    served_seconds: float = 1.0
+    run_seconds: float = 30.0
+
+
+QUICK = Size(
+    pretrain=1,
+    rounds=1,
+    warm=0.1,
+    seconds=0.4,
+    actors=(1, 2),
+    batches=((16, 8),),
+    served_rounds=2,
+    served_seconds=0.2,
+    run_seconds=3.0,
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a check in about a minute")
+    parser.add_argument("--json", type=Path, help="file for all numbers")
+    given = parser.parse_args()
+    size = QUICK if given.quick else Size()
+    torch.set_num_threads(1)
+    machine: dict[str, Any] = {"cores": os.cpu_count(), "torch": torch.__version__}
+    machine |= {"threads": torch.get_num_threads(), "load": [os.getloadavg()[0]]}
+    print(
+        f"{machine['cores']} cores, torch {machine['torch']} with {machine['threads']} thread(s) a "
+        f"process, load {machine['load'][0]:.1f} at the start"
+    )
+    with tempfile.TemporaryDirectory() as name, connected(namespace=NAMESPACE, cpus=CPUS):
+        found = measure(Path(name), size)
+    machine["load"].append(os.getloadavg()[0])
+    print(f"\nload {machine['load'][1]:.1f} at the end")
+    if given.json:
+        given.json.write_text(json.dumps({"machine": machine, "size": asdict(size), **found}))
+
+
+def measure(folder: Path, size: Size) -> dict[str, Any]:
+    """All of it, in a Ray session."""
+    data = open_store(DATA)
+    source = pretrained(folder / "pretrained", data, size.pretrain)
+    rounds = Rounds(count=size.rounds, warm=size.warm, seconds=size.seconds)
+    (folder / "collecting").mkdir()
+    with closing(System(folder / "collecting", source)) as system:
+        found: dict[str, Any] = {
+            "actors": report_actors(system, rounds, MODES, size.actors, size.envs),
+            "ways": report_ways(system, rounds, MODES, Shape(*size.ways), source),
+            "served": report_served(
+                system,
+                source,
+                MODES,
+                size.batches,
+                rounds=size.served_rounds,
+                seconds=size.served_seconds,
+            ),
+        }
+    return found | {"shares": report_shares(folder / "run", source, data, size.run_seconds)}
+
+
+def pretrained(path: Path, data: Store, updates: int) -> Path:
+    settings = {
+        "pretrain.updates": updates,
+        "pretrain.warmup": min(updates, 20),
+        "critic.regression_updates": updates,
+        "critic.updates": updates,
+    }
+    pretrain.start(data, replace(PRESETS["small"], settings), path)
+    pretrain.resume(path, lambda numbers: None)
+    return path
+
+
+if __name__ == "__main__":
+    main()

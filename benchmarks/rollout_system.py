@@ -1,0 +1,216 @@
+"""The rollout side of a run in its real processes: actors, planners and a store, no learner.
+
+The hopper does not end an episode when it falls: as under a policy that has learnt to stand, nearly
+all steps are in the middle of an episode, whatever the weights.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import ray
+
+from actors.collector import Order
+from actors.remote import RolloutActor
+from actors.reports import Report
+from actors.worker import Acting
+from benchmarks.live_system import cpu_seconds
+from m3pc import checkpoint
+from m3pc.config import Config, Mode
+from m3pc.run.floor import REPLAY
+from m3pc.run.place import NAMESPACE, Place
+from m3pc.settings import replace
+from m3pc.telemetry import (
+    ACTOR_BLOCKED,
+    ACTOR_STEPPING,
+    BATCH_ROWS,
+    ENV_STEPS,
+    PLANNER_BUSY,
+    Metric,
+    Snapshot,
+    merged,
+    value,
+)
+from m3pc.types import Asks
+from planner.client import PlannerClient
+from planner.remote import PlannerActor
+from planner.service import PlannerService
+from replay.client import StoreClient
+from replay.manifest import Header
+from replay.payload import encode
+from replay.remote import start_store
+
+ENV = "d4rl/Hopper-v2"
+ENV_KWARGS = {"terminate_when_unhealthy": False}
+STATES, ACTIONS, HORIZON = 11, 3, 1000
+NO_LIMIT = 10**9  # steps that collecting may run ahead of learning
+PATIENCE = 60.0  # seconds; whoever takes longer hangs
+
+
+class Shape(NamedTuple):
+    actors: int
+    envs: int  # of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Who is asked for actions, by the slot of the actor that asks."""
+
+    planners: tuple[str, ...]  # whose work is counted
+    asks: Callable[[int], Asks]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What happened in some seconds. Shares are of one process's time."""
+
+    steps: float  # a second, of all environments
+    steps_by_cpu: float  # a second of processor time of all actors and planners together
+    decisions: float  # a second, by the planners' own count; those of actors have none
+    batch: float  # environments answered together, mean
+    stepping: float
+    blocked: float  # waiting for a planner
+    busy: float  # of a planner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """All that actors and planners have counted so far."""
+
+    at: float
+    cpu: float  # seconds
+    snapshot: Snapshot
+
+
+class System:
+    """Its processes live in the Ray session of whoever makes it."""
+
+    def __init__(self, folder: Path, source: Path) -> None:
+        self._place = Place(run=folder, id="bench", coordinator="")
+        self._source, self._config = source, checkpoint.read(source).weights.config
+        config = replace(self._config, {"online.slack": NO_LIMIT, "fleet.durability": "os"})
+        self._store = start_store(
+            self._place.name("store"),
+            namespace=NAMESPACE,
+            path=str(folder / REPLAY),
+            header=Header(
+                states=STATES, actions=ACTIONS, horizon=HORIZON, env=ENV, source={"kind": "bench"}
+            ),
+            online=config.online,
+            fleet=config.fleet,
+        )
+        self._planners: dict[str, Any] = {}
+        self._actors: dict[tuple[str, int], Any] = {}
+
+    def serve(self, name: str, settings: Mapping[str, Any] | None = None) -> str:
+        """Start a planner server, with some settings of its own."""
+        build = partial(build_planner, self._source, replace(self._config, dict(settings or {})))
+        options: dict[str, Any] = {"name": name, "namespace": NAMESPACE, "num_cpus": 0}
+        self._planners[name] = cast(Any, PlannerActor).options(**options).remote(build)
+        assert ray.get(self._planners[name].ready.remote(), timeout=PATIENCE)
+        return name
+
+    def client(self, names: Sequence[str], slot: int) -> PlannerClient:
+        return PlannerClient(names, NAMESPACE, deadline=self._config.fleet.deadline, slot=slot)
+
+    def planner_cpu(self, name: str) -> float:
+        """Seconds of processor time that a planner server has used."""
+        return cpu_seconds(ray.get(self._planners[name].report.remote(), timeout=PATIENCE)[2])
+
+    def close(self) -> None:
+        for handle in (*self._actors.values(), *self._planners.values(), self._store):
+            ray.kill(handle)
+
+    def turn(self, way: Way, mode: Mode, shape: Shape, *, warm: float, seconds: float) -> Turn:
+        """Collect, and measure after `warm` seconds."""
+        kind = "served" if way.planners else "inside"  # those that load torch are not used again
+        slots = range(shape.actors)
+        handles = [self._actor(kind, slot) for slot in slots]
+        orders = [self._order(way.asks(slot), mode, shape.envs) for slot in slots]
+        _all(handle.start.remote(order) for handle, order in zip(handles, orders, strict=True))
+        try:
+            self._wait_until_all_step(handles)
+            time.sleep(warm)
+            before = self._look(handles, way.planners)
+            time.sleep(seconds)
+            after = self._look(handles, way.planners)
+        finally:
+            _all(handle.drain.remote(PATIENCE) for handle in handles)
+        return _turn(before, after, shape.actors, len(way.planners))
+
+    def _actor(self, kind: str, slot: int) -> Any:
+        if (kind, slot) not in self._actors:
+            self._actors[kind, slot] = cast(Any, RolloutActor).options(num_cpus=0).remote(slot)
+        return self._actors[kind, slot]
+
+    def _order(self, planner: Asks, mode: Mode, envs: int) -> Order:
+        model, fleet = self._config.model, self._config.fleet
+        return Order(
+            env_id=ENV,
+            env_kwargs=ENV_KWARGS,
+            seed=0,
+            acting=Acting(window=model.window, horizon=self._config.planner.horizon, mode=mode),
+            planner=planner,
+            sink=StoreClient(self._place.name("store"), NAMESPACE, fleet.deadline),
+            encode=encode,
+            connect=self._place.connect,
+            envs=envs,
+        )
+
+    def _wait_until_all_step(self, handles: Sequence[Any]) -> None:
+        end = time.monotonic() + PATIENCE
+        while True:
+            reports: list[Report] = _all(handle.report.remote() for handle in handles)
+            failed = [found.reason for found in reports if found.state == "failed"]
+            assert not failed, failed
+            if all(value(found.snapshot, ENV_STEPS) for found in reports):
+                return
+            assert time.monotonic() < end, "an actor does not begin to step"
+            time.sleep(0.05)
+
+    def _look(self, actors: Sequence[Any], planners: Sequence[str]) -> Look:
+        reports: list[Report] = _all(handle.report.remote() for handle in actors)
+        served = _all(self._planners[name].report.remote() for name in planners)
+        pids = [*(each.pid for each in reports), *(pid for _, _, pid, _ in served)]
+        snapshots = [*(each.snapshot for each in reports), *(each[0] for each in served)]
+        return Look(
+            at=time.monotonic(), cpu=sum(map(cpu_seconds, pids)), snapshot=merged(snapshots)
+        )
+
+
+def build_planner(source: Path, config: Config) -> PlannerService:
+    return PlannerService(checkpoint.read(source).weights, config)
+
+
+def grown(before: Snapshot, after: Snapshot, metric: Metric, label: str = "") -> float:
+    """By how much a counter, or the sum of what a histogram observed, has grown."""
+
+    def total(snapshot: Snapshot) -> float:
+        return snapshot.get(metric.name, {}).get(label, [0.0])[-1]
+
+    return total(after) - total(before)
+
+
+def _turn(before: Look, after: Look, actors: int, planners: int) -> Turn:
+    by, seconds = partial(grown, before.snapshot, after.snapshot), after.at - before.at
+    batches = _count(after.snapshot) - _count(before.snapshot)
+    return Turn(
+        steps=by(ENV_STEPS) / seconds,
+        steps_by_cpu=by(ENV_STEPS) / (after.cpu - before.cpu),
+        decisions=(by(BATCH_ROWS) if planners else by(ENV_STEPS)) / seconds,
+        batch=by(BATCH_ROWS) / batches if batches else 1.0,
+        stepping=by(ACTOR_STEPPING) / seconds / actors,
+        blocked=by(ACTOR_BLOCKED, "planner") / seconds / actors,
+        busy=by(PLANNER_BUSY) / seconds / max(planners, 1),
+    )
+
+
+def _count(snapshot: Snapshot) -> float:
+    return sum(snapshot.get(BATCH_ROWS.name, {}).get("", [0.0])[:-1])
+
+
+def _all(calls: Any) -> Any:
+    return ray.get(list(calls), timeout=2 * PATIENCE)

@@ -1,0 +1,72 @@
+"""The planner server in its own process, and the client that asks it."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import ray
+
+from m3pc import telemetry
+from m3pc.types import Ask, InputError, PlannerGoneError
+from planner.client import PlannerClient
+from planner.policy import Policy
+from planner.remote import PlannerActor
+from planner.service import PlannerService
+from tests.published import versioned
+from tests.small_weights import windows
+
+NAME, NAMESPACE, SECONDS = "planner-under-test", "tests", 60.0
+
+
+@pytest.fixture
+def actor(ray_cluster: None) -> Iterator[Any]:
+    build = partial(PlannerService, versioned(1))
+    found = cast(Any, PlannerActor).options(name=NAME, namespace=NAMESPACE).remote(build)
+    assert ray.get(found.ready.remote(), timeout=SECONDS)
+    yield found
+    ray.kill(found)
+
+
+def client(*names: str) -> PlannerClient:
+    return PlannerClient(names or [NAME], NAMESPACE, deadline=10.0)
+
+
+@pytest.mark.ray
+def test_requests_on_their_way_together_are_each_answered(actor: Any) -> None:
+    asks = [
+        Ask(window=windows([4, n % 5], seed=n), mode=mode, explore=True)
+        for n in range(12)
+        for mode in ("rcbc", "m")
+    ]
+    expected = Policy(versioned(1)).answer(asks)
+    asking = client()
+    pending = [asking.ask(ask) for ask in asks]
+    for each, wanted in zip(pending, expected, strict=True):
+        found = each.result(SECONDS)
+        np.testing.assert_allclose(found.actions, wanted.actions, rtol=1e-3, atol=1e-4)
+        assert found.version == wanted.version
+        found.actions[:] = 0  # it belongs to whoever asked
+    snapshot, version, _, stuck = ray.get(actor.report.remote(), timeout=SECONDS)
+    assert telemetry.value(snapshot, telemetry.REQUESTS, "ok") == len(asks)
+    assert (version, stuck, asking.retries) == (expected[0].version, 0.0, 0)
+
+
+@pytest.mark.ray
+def test_a_bad_request_is_told_to_whoever_asked(actor: Any) -> None:
+    bad = windows([4])
+    bad.states[0, 0] = np.nan
+    asking = client()
+    with pytest.raises(InputError, match="finite"):
+        asking.ask(Ask(window=bad)).result(SECONDS)
+    assert len(asking.decide(windows([4])).actions) == 1
+
+
+@pytest.mark.ray
+def test_a_planner_that_does_not_exist_is_passed_over_for_one_that_does(actor: Any) -> None:
+    asking = client("nobody", NAME)
+    assert len(asking.decide(windows([4, 2])).actions) == 2
+    assert asking.retries == 1
+    with pytest.raises(PlannerGoneError, match="nobody"):
+        client("nobody").ask(Ask(window=windows([4]))).result(0.2)
