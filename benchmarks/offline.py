@@ -31,7 +31,6 @@ PLANS = tuple(product((0.8, 1.0, 1.15), (0.3, 0.6)))  # ratio, spread
 TUNING_SEED, TUNING_EPISODES = 1000, 4
 FRESH_SEED, FRESH_EPISODES = 2000, 20
 TEMPERATURES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0)  # of the figure, at the tuned ratio
-DRAWS = 10_000  # of the bootstrap
 
 Doubles = NDArray[np.float64]
 Setting = tuple[float, float | None]  # ratio, spread
@@ -232,20 +231,11 @@ def _method_cells(results: list[Result], returns: Doubles) -> list[str]:
 
 
 def _gain_cells(gains: Doubles) -> list[str]:
+    from m3pc.run.intervals import interval
+
     low, high = interval(gains)
     by_seed = ", ".join(f"{x:+.0f}" for x in gains.mean(axis=1))
     return [f"{gains.mean():+.0f} ({low:+.0f} to {high:+.0f})", by_seed]
-
-
-def interval(gains: Doubles) -> tuple[float, float]:
-    """95 % of the mean of paired differences [runs, episodes], by a bootstrap that draws training
-    seeds first and then episodes: both are samples."""
-    rng = np.random.default_rng(0)
-    runs, episodes = gains.shape
-    run = rng.integers(runs, size=(DRAWS, runs, 1))
-    episode = rng.integers(episodes, size=(DRAWS, runs, episodes))
-    low, high = np.percentile(gains[run, episode].mean(axis=(1, 2)), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _draw(results: list[Result], png: Path) -> None:

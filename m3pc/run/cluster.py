@@ -23,17 +23,21 @@ from typing import Any, Literal
 import ray
 from ray.exceptions import RayError
 
+from m3pc import checkpoint
 from m3pc.files import sha256
-from m3pc.run.control import tell, want, wanted
+from m3pc.run.control import tell, told, want, wanted
+from m3pc.run.evaluation import Evaluated
 from m3pc.run.fleet import Fleet
 from m3pc.run.floor import WEIGHTS
 from m3pc.run.lock import locked
 from m3pc.run.online import OnlineRun, open_run
 from m3pc.run.place import NAMESPACE, Place
 from m3pc.run.ray_node import connected
+from m3pc.run.results import save_pictures
 from m3pc.run.runlog import RunLog, read
 from m3pc.run.status import Rate, describe, log_line
 from m3pc.types import Coordinator, CoordinatorUnavailableError
+from m3pc.weights import to_bytes
 from replay.schedule import schedule_of
 
 PAUSE = 0.2  # seconds between two looks
@@ -59,12 +63,23 @@ def run_cluster(path: Path, show: Show, *, address: str | None, coordinator: str
     """Drive a run until it has its steps, is told to stop, or cannot go on."""
     with locked(path):
         run = open_run(path)
+        if _finished(run):
+            return Outcome(code=OK, reason="finished", steps=told(path)["steps"])
         place = Place(run=path.resolve(), id=run.facts.id, coordinator=coordinator)
         place.connect().close()  # before anything starts: a wrong address is told at once
         cpus = SPARE_CPUS + max(run.config.fleet.actors, os.cpu_count() or 1)
         gpus = _gpus(run) if address is None else None
         with connected(address, namespace=NAMESPACE, cpus=cpus, gpus=gpus):
-            return Driver(run, place, show).drive()
+            outcome = Driver(run, place, show).drive()
+        save_pictures(run)
+        return outcome
+
+
+def _finished(run: OnlineRun) -> bool:
+    """Whether a driver brought all of it to an end: then nothing has to be started."""
+    last = told(run.path)
+    expected = {"state": "ended", "reason": "finished", "code": OK, "of": run.config.online.steps}
+    return all(last.get(name) == value for name, value in expected.items())
 
 
 def _gpus(run: OnlineRun) -> int | None:
@@ -217,10 +232,15 @@ class Driver:
         if self._evaluation is not None:
             self._take_evaluation(runlog)
         elif evaluator.state == "up" and self._evaluation_due():
-            content = self._newest_weights()
+            first = self._asked < 0  # what it was before, however much was collected meanwhile
+            steps, content = (
+                (0, to_bytes(checkpoint.read(self.run.offline).weights))
+                if first
+                else (self.steps, self._newest_weights())
+            )
             if content is not None:
-                self._asked = self.steps
-                self._evaluation = (self.steps, evaluator.handle.evaluate.remote(content))
+                self._asked = steps
+                self._evaluation = (steps, evaluator.handle.evaluate.remote(content))
 
     def _evaluation_due(self) -> bool:
         if self.phase not in ("collecting", "evaluating"):
@@ -235,13 +255,13 @@ class Driver:
             return
         self._evaluation = None
         try:
-            numbers: dict[str, float] = ray.get(answer, timeout=1.0)
+            found: Evaluated = ray.get(answer, timeout=1.0)
         except RayError as error:  # its process died: it is asked again at the next turn
             log.warning("event=evaluation-lost steps=%d reason=%s", steps, type(error).__name__)
             self._asked = self._evaluated
             return
-        runlog.write("evaluation", steps, numbers)
-        self.evaluations.append({"step": steps, **numbers})
+        runlog.write("evaluation", steps, found.numbers, returns=found.returns)
+        self.evaluations.append({"step": steps, **found.numbers})
 
     @property
     def _evaluated(self) -> int:
@@ -263,7 +283,8 @@ class Driver:
     def _tell(self, now: float, *, force: bool = False) -> None:
         if now - self._told >= TELL_EVERY or force:
             self._told = now
-            about = {"pid": os.getpid(), "host": socket.gethostname(), "reason": self._reason}
+            about = {"pid": os.getpid(), "host": socket.gethostname()}
+            about |= {"reason": self._reason, "code": self._code}
             status = describe(self) | about
             tell(self.run.path, status)
             self._show(status)

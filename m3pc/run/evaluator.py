@@ -5,7 +5,7 @@ from pathlib import Path
 import ray
 
 from m3pc.compute import prepare_compute
-from m3pc.run.evaluation import evaluated, evaluation
+from m3pc.run.evaluation import Evaluated, evaluated, evaluation
 from m3pc.run.online import open_run
 from m3pc.types import Version
 from m3pc.weights import from_bytes
@@ -18,7 +18,7 @@ class EvaluatorActor:
         self._run = open_run(run)
         prepare_compute(self._run.config.compute)
 
-    def evaluate(self, content: bytes) -> dict[str, float]:
+    def evaluate(self, content: bytes) -> Evaluated:
         weights = from_bytes(content)
         updates = Version.unpacked(weights.version).number
         return evaluated(evaluation(self._run, weights), updates)
