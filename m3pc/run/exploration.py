@@ -81,11 +81,10 @@ def explored(run: OnlineRun) -> Exploration:
         [np.empty(0, np.bool_), *(~(s.terminated | s.truncated) for s in store.segments)]
     )
     ends, noise = store.lengths.cumsum(), run.config.online.noise
-    score = normalised_score(run.facts.env, 0.0) is not None
     return Exploration(
         name=run.path.resolve().name,
         how=f"noise {noise:g}" if noise else f"planner {run.config.planner.mode}",
-        unit="score" if score else "return",
+        unit=score_unit(run),
         steps=int(store.lengths.sum()),
         ends=ends[~cut],
         returns=np.array([scaled(run, x) for x in store.episode_returns[~cut]], np.float64),
@@ -98,6 +97,11 @@ def offline_level(run: OnlineRun) -> float | None:
     """None where nothing was evaluated before the first update."""
     rows = [row for row in read(run.path, "evaluation") if not row["updates"]]
     return scaled(run, rows[0]["return"]) if rows else None
+
+
+def score_unit(run: OnlineRun) -> str:
+    """What `scaled` gives."""
+    return "return" if normalised_score(run.facts.env, 0.0) is None else "score"
 
 
 def scaled(run: OnlineRun, episode_return: float) -> float:

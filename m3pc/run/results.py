@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from m3pc.pictures import online_curve
-from m3pc.run.exploration import draw, explored, offline_level, scaled
+from m3pc.run.exploration import draw, explored, offline_level, scaled, score_unit
 from m3pc.run.online import OnlineRun
 from m3pc.run.runlog import read
 from m3pc.telemetry import ENTROPY
@@ -36,7 +36,7 @@ def save_curve(run: OnlineRun) -> None:
     online_curve(
         run.path / CURVE,
         title=f"{run.path.resolve().name}: {run.facts.env}, planner {run.config.planner.mode}",
-        unit="score" if zero else "return",
+        unit=score_unit(run),
         steps=[row["step"] for row in rows],
         values=[scaled(run, row["return"]) for row in rows],
         errors=[scaled(run, row["error"] or 0.0) - zero for row in rows],
