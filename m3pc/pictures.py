@@ -145,9 +145,11 @@ def exploration(path: Path, panels: Sequence[Panel], *, unit: str) -> None:
         )
         _medians(page, panel, columns)
         _level(page, panel.level, "offline")
-        page.set_title(panel.title, fontsize=10)
+        page.set_title(panel.title, fontsize=10, loc="left")
         page.set(xlabel="environment steps")
-        page.legend(fontsize=8, edgecolor="none", framealpha=0.8)
+        page.legend(  # above the cells, not on them
+            frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.99), ncols=2
+        )
     pages[0].set_ylabel(f"{unit} of an episode")
     bar = figure.colorbar(mesh, ax=list(pages), label="episodes")
     bar.locator = MaxNLocator(integer=True)
