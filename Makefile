@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 QUICK := runs/quickstart/hopper
+ONLINE := runs/quickstart/hopper-online
+REPLAY := shipped:hopper-medium-replay
+# Seeds that nothing was tuned on; what was played before is not played again.
+PLANNERS := --planner rcbc@0.4 --planner m@1 --planner q@1 --episodes 10 --seed 7 --reuse
 OTHER_MUJOCO := 3.9.0
 OTHER_ENGINE := $(VENV)/engines/mujoco-$(OTHER_MUJOCO)
 APT_INSTALL := RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends
@@ -14,11 +18,16 @@ export M3PC_OTHER_MUJOCO := $(CURDIR)/$(OTHER_ENGINE)
 .PHONY: quickstart test test-long redis bench lint format clean
 
 quickstart: $(VENV)/.installed
-	$(BIN)/m3pc data info shipped:hopper-medium-replay --png runs/quickstart/returns.png
+	$(BIN)/m3pc data info $(REPLAY) --png runs/quickstart/returns.png
 	if [ -d $(QUICK) ]; then $(BIN)/m3pc pretrain --resume $(QUICK); \
-	else $(BIN)/m3pc pretrain --data shipped:hopper-medium-replay --preset small --out $(QUICK) \
+	else $(BIN)/m3pc pretrain --data $(REPLAY) --preset small --out $(QUICK) \
 	  --set pretrain.updates=3000 --set critic.regression_updates=1500 --set critic.updates=2500; fi
-	$(BIN)/m3pc evaluate $(QUICK) --planner rcbc@0.4 --planner m@1 --planner q@1 --episodes 10 --seed 7
+	$(BIN)/m3pc evaluate $(QUICK) $(PLANNERS)
+	if [ -d $(ONLINE) ]; then $(BIN)/m3pc resume $(ONLINE); \
+	else $(BIN)/m3pc finetune $(QUICK) --data $(REPLAY) --out $(ONLINE) --planner q --steps 3000 \
+	  --actors 1 --envs-per-actor 4 --set online.slack=0 --set replay.online_after=500 \
+	  --set evaluation.every=1500 --set evaluation.episodes=4; fi
+	$(BIN)/m3pc evaluate $(QUICK) $(PLANNERS) --finetuned $(ONLINE)
 
 test: lint redis $(OTHER_ENGINE)/.installed
 	$(BIN)/pytest -n 2 -m "not long and not ray"

@@ -86,6 +86,20 @@ class Evaluation:
             "mean_conditions": _plain(self.mean_conditions.tolist()),
         }
 
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "Evaluation":
+        """What `as_json` gave."""
+        columns = ("returns", "effective", "spread", "first_conditions", "mean_conditions")
+        return cls(
+            env_id=found["env"],
+            engine=found["engine"],
+            seed=found["seed"],
+            lengths=np.array(found["lengths"], np.int64),
+            decisions=found["decisions"],
+            seconds=math.nan if found["seconds"] is None else found["seconds"],
+            **{name: np.array(found[name], np.float64) for name in columns},  # None becomes NaN
+        )
+
 
 def evaluate(
     env_id: str,

@@ -57,6 +57,18 @@ class Acting:
             return Ask(window=window, mode="rcbc", ratio=self.ratio, explore=False)
         return Ask(window=window, mode=self.mode, ratio=self.ratio, explore=self.explore)
 
+    def noisy(self, decision: Decision, window: Window) -> Decision:
+        """The answer with its noise: each row from its own episode's stream at its own step, so
+        the same in whatever company."""
+        if not self.noise:
+            return decision
+        rows = zip(window.seeds.tolist(), window.steps.tolist(), strict=True)
+        streams = (counter_stream(seed, step, NOISE) for seed, step in rows)
+        size = decision.actions.shape[1]
+        drawn = np.stack([rng.standard_normal(size, dtype=np.float32) for rng in streams])
+        actions: Floats = np.clip(decision.actions + np.float32(self.noise) * drawn, -1, 1)
+        return replace(decision, actions=actions)
+
 
 @dataclass(slots=True)
 class _Half:
@@ -168,9 +180,8 @@ class Worker:
 
     def _advance(self, half: _Half, decision: Decision) -> None:
         assert half.window is not None
-        actions = _noisy(decision.actions, half.window, self._acting.noise)
         with self._timed_stepping():
-            stepped = half.fleet.step(replace(decision, actions=actions))
+            stepped = half.fleet.step(self._acting.noisy(decision, half.window))
         sound = int((~stepped.faulty).sum())
         self._steps += sound
         self._recorder.add(ENV_STEPS, sound)
@@ -254,17 +265,6 @@ class Worker:
             yield
         finally:
             self._recorder.add(ACTOR_BLOCKED, self._clock() - begin, label=on)
-
-
-def _noisy(actions: Floats, window: Window, sigma: float) -> Floats:
-    """Each row from its own episode's stream at its own step: the same in whatever company."""
-    if not sigma:
-        return actions
-    rows = zip(window.seeds.tolist(), window.steps.tolist(), strict=True)
-    streams = (counter_stream(seed, step, NOISE) for seed, step in rows)
-    size = actions.shape[1]
-    noise = np.stack([rng.standard_normal(size, dtype=np.float32) for rng in streams])
-    return np.clip(actions + np.float32(sigma) * noise, -1, 1)
 
 
 def _sound(decision: Decision, rows: int) -> Decision:

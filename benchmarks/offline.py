@@ -14,16 +14,14 @@ among ratios and spreads of its candidates. The choice is one for all runs of a 
 """
 
 import argparse
-import json
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from benchmarks import played
+from benchmarks.played import Doubles, Found, finish, gain_cells, name_of
 
 METHODS = ("rcbc", "m", "q", "q0")
 RATIOS = (0.4, 0.6, 0.8, 1.0, 1.15, 1.3)  # without planning
@@ -31,9 +29,7 @@ PLANS = tuple(product((0.8, 1.0, 1.15), (0.3, 0.6)))  # ratio, spread
 TUNING_SEED, TUNING_EPISODES = 1000, 4
 FRESH_SEED, FRESH_EPISODES = 2000, 20
 TEMPERATURES = (0.0, 0.3, 1.0, 3.0, 10.0, 100.0)  # of the figure, at the tuned ratio
-DRAWS = 10_000  # of the bootstrap
 
-Doubles = NDArray[np.float64]
 Setting = tuple[float, float | None]  # ratio, spread
 
 
@@ -49,7 +45,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        return _name(self.run)
+        return name_of(self.run)
 
     @property
     def setting(self) -> Setting:
@@ -61,14 +57,7 @@ class Job:
         return "planner.m" if self.method == "m" else "planner.q"
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    job: Job
-    found: dict[str, Any]  # what `m3pc evaluate` writes
-
-    @property
-    def returns(self) -> Doubles:
-        return np.asarray(self.found["returns"])
+Result = played.Result[Job]
 
 
 def main() -> None:
@@ -90,26 +79,36 @@ def main() -> None:
 
 def tune(runs: list[str], out: Path, workers: int) -> None:
     """All settings of all methods."""
-    _finish([_tuning(r, m, x) for r in runs for m in METHODS for x in settings(m)], out, workers)
+    finish(
+        [_tuning(r, m, x) for r in runs for m in METHODS for x in settings(m)],
+        out,
+        workers,
+        _played,
+    )
 
 
 def play(runs: list[str], out: Path, workers: int) -> None:
     """The best setting of each method, on fresh seeds."""
     tuned = choices(read(out))
-    tuning = [_tuning(r, m, tuned[_name(r), m]) for r in runs for m in METHODS]
-    _finish([replace(j, seed=FRESH_SEED, episodes=FRESH_EPISODES) for j in tuning], out, workers)
+    tuning = [_tuning(r, m, tuned[name_of(r), m]) for r in runs for m in METHODS]
+    finish(
+        [replace(j, seed=FRESH_SEED, episodes=FRESH_EPISODES) for j in tuning],
+        out,
+        workers,
+        _played,
+    )
 
 
 def sweep(runs: list[str], out: Path, workers: int) -> None:
     """The tuned planners at other temperatures, on the tuning seeds."""
     tuned = choices(read(out))
     jobs = [
-        replace(_tuning(r, m, tuned[_name(r), m]), temperature=x)
+        replace(_tuning(r, m, tuned[name_of(r), m]), temperature=x)
         for r in runs
         for m in ("m", "q")
         for x in TEMPERATURES
     ]
-    _finish(jobs, out, workers)
+    finish(jobs, out, workers, _played)
 
 
 def settings(method: str) -> list[Setting]:
@@ -128,19 +127,7 @@ def _tuning(run: str, method: str, setting: Setting) -> Job:
     )
 
 
-def _finish(jobs: list[Job], out: Path, workers: int) -> None:
-    played = {result.job for result in read(out)}
-    left = [job for job in jobs if job not in played]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_played, job): job for job in left}
-        for number, future in enumerate(as_completed(futures), start=1):
-            job, found = futures[future], future.result()
-            with out.open("a", encoding="utf-8") as file:
-                file.write("\n" + json.dumps({"job": asdict(job), "found": found}))
-            print(f"{number}/{len(left)} {job}: {found['mean']:.0f}", flush=True)
-
-
-def _played(job: Job) -> dict[str, Any]:
+def _played(job: Job) -> Found:
     from m3pc.run.evaluate import Order, matches
 
     sets = []
@@ -161,10 +148,7 @@ def _played(job: Job) -> dict[str, Any]:
 
 
 def read(path: Path) -> list[Result]:
-    if not path.exists():
-        return []
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}}")]
-    return [Result(Job(**row["job"]), row["found"]) for row in rows]  # not the one a kill cut off
+    return played.read(path, Job)
 
 
 def choices(results: list[Result]) -> dict[tuple[str, str], Setting]:
@@ -179,10 +163,6 @@ def choices(results: list[Result]) -> dict[tuple[str, str], Setting]:
         key: max(settings(key[1]), key=lambda x: float(np.mean(returns.get(x, -np.inf))))
         for key, returns in table.items()
     }
-
-
-def _name(run: str) -> str:
-    return Path(run).name.rpartition("-")[0]
 
 
 def show(results: list[Result], png: Path | None) -> None:
@@ -211,7 +191,7 @@ def _show_name(name: str, fresh: list[Result]) -> None:
     for method, returns in table.items():
         cells = _method_cells([found[run, method] for run in runs], returns)
         if method != "rcbc":
-            cells += _gain_cells(returns - table["rcbc"])
+            cells += gain_cells(returns - table["rcbc"])
         print(f"| {' | '.join(cells)} |")
     print()
 
@@ -229,23 +209,6 @@ def _method_cells(results: list[Result], returns: Doubles) -> list[str]:
         ", ".join(f"{x:.0f}" for x in returns.mean(axis=1)),
         f"{np.mean(effective):.0f}" if effective else "",
     ]
-
-
-def _gain_cells(gains: Doubles) -> list[str]:
-    low, high = interval(gains)
-    by_seed = ", ".join(f"{x:+.0f}" for x in gains.mean(axis=1))
-    return [f"{gains.mean():+.0f} ({low:+.0f} to {high:+.0f})", by_seed]
-
-
-def interval(gains: Doubles) -> tuple[float, float]:
-    """95 % of the mean of paired differences [runs, episodes], by a bootstrap that draws training
-    seeds first and then episodes: both are samples."""
-    rng = np.random.default_rng(0)
-    runs, episodes = gains.shape
-    run = rng.integers(runs, size=(DRAWS, runs, 1))
-    episode = rng.integers(episodes, size=(DRAWS, runs, episodes))
-    low, high = np.percentile(gains[run, episode].mean(axis=(1, 2)), [2.5, 97.5])
-    return float(low), float(high)
 
 
 def _draw(results: list[Result], png: Path) -> None:

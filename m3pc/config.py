@@ -302,6 +302,9 @@ class OnlineConfig(Section):
     updates_per_step: Annotated[float, Field(ge=0, le=1000)] = _field(0.2, "owed per step")
     updates_per_episode: CountOrZero = _field(0, "owed per episode, on top")
     critic_updates: CountOrZero = _field(10, "critic updates per update of the model")
+    noise: Annotated[float, Field(ge=0, le=10)] = _field(
+        0.0, "sigma on rcbc's actions to explore by instead of planning; 0 explores by planning"
+    )
     slack: CountOrZero = _field(
         2_000, "steps that collecting may run ahead of learning, beyond need"
     )

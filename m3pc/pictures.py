@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, ACCENT, SOFT = "#22303c", "#1f77b4", "#c9d6df"
+INK, ACCENT, SOFT, ALARM = "#22303c", "#1f77b4", "#c9d6df", "#c0392b"
+CELLS = 24  # of a two-dimensional histogram, along each axis, at most
+
+
+class Panel(NamedTuple):
+    """Episodes of one run: where each ended, and how well."""
+
+    title: str
+    ends: NDArray[np.int64]  # [K] environment steps
+    values: NDArray[np.float64]  # [K]
+    steps: int  # of the whole run
+    level: float | None  # to compare with
+
+
+class Curves(NamedTuple):
+    """Learning curves of runs that differ in their seed."""
+
+    title: str
+    runs: Sequence[tuple[Sequence[float], Sequence[float]]]  # steps and values of each
+    level: float  # to compare with
 
 
 def return_histogram(path: Path, returns: NDArray[np.float64], *, title: str) -> None:
@@ -75,14 +94,132 @@ def loss_curves(
     _save(figure, path)
 
 
+def online_curve(
+    path: Path,
+    *,
+    title: str,
+    unit: str,
+    steps: Sequence[int],
+    values: Sequence[float],
+    errors: Sequence[float],
+    level: float | None,
+    entropies: Sequence[tuple[int, float]],
+    bound: float,
+) -> None:
+    """Evaluations with their standard errors, and below them entropy against its bound."""
+    figure, (above, below) = _pages(2, 1, size=(7, 5.5), heights=(2, 1), share_x=True)
+    mean, error = np.asarray(values), np.asarray(errors)
+    above.fill_between(steps, mean - 1.96 * error, mean + 1.96 * error, color=SOFT, alpha=0.7)
+    above.plot(steps, mean, color=ACCENT, marker="o", markersize=3, label="mean, 95 % interval")
+    _level(above, level, "offline")
+    above.set(ylabel=f"{unit} in evaluation")
+    above.set_title(title, fontsize=10)
+    above.legend(frameon=False, fontsize=8)
+    if entropies:
+        below.plot(*zip(*entropies, strict=True), color=ACCENT, linewidth=1, label="entropy")
+    below.axhline(bound, color=INK, linewidth=1, linestyle=":", label=f"bound {bound:g}")
+    below.set(xlabel="environment steps", ylabel="entropy")
+    below.legend(frameon=False, fontsize=8)
+    _save(figure, path)
+
+
+def exploration(path: Path, panels: Sequence[Panel], *, unit: str) -> None:
+    """How many episodes reached what when: a panel a run, on the same scales."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, pages = _pages(
+        1, len(panels), size=(max(7.0, 5.0 * len(panels)), 4), share_x=True, share_y=True
+    )
+    values = np.concatenate([panel.values for panel in panels])
+    levels = [panel.level for panel in panels if panel.level is not None]
+    low, high = min([*values, *levels]), max([*values, *levels])
+    margin = 0.04 * (high - low) or 1.0
+    root = max(len(panel.values) for panel in panels) ** 0.5
+    rows = np.linspace(low - margin, high + margin, _cells(2 * root) + 1)
+    columns = np.linspace(0, max(panel.steps for panel in panels), _cells(root) + 1)
+    counts = [np.histogram2d(p.ends, p.values, bins=(columns, rows))[0] for p in panels]
+    highest = max(float(count.max()) for count in counts)
+    for page, panel, count in zip(pages, panels, counts, strict=True):
+        mesh = page.pcolormesh(
+            columns, rows, np.ma.masked_equal(count.T, 0), cmap="Blues", vmin=0, vmax=highest
+        )
+        _medians(page, panel, columns)
+        _level(page, panel.level, "offline")
+        page.set_title(panel.title, fontsize=10, loc="left")
+        page.set(xlabel="environment steps")
+        page.legend(  # above the cells, not on them
+            frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.99), ncols=2
+        )
+    pages[0].set_ylabel(f"{unit} of an episode")
+    bar = figure.colorbar(mesh, ax=list(pages), label="episodes")
+    bar.locator = MaxNLocator(integer=True)
+    bar.update_ticks()
+    _save(figure, path)
+
+
+def curves_by_seed(path: Path, panels: Sequence[Curves], *, unit: str) -> None:
+    """A panel a set: each seed thin, their mean thick, the level that they started from dashed."""
+    figure, pages = _pages(1, len(panels), size=(max(7.0, 5.0 * len(panels)), 4))
+    for page, panel in zip(pages, panels, strict=True):
+        for steps, values in panel.runs:
+            page.plot(steps, values, color=ACCENT, linewidth=0.8, alpha=0.45)
+        grid = np.unique(np.concatenate([steps for steps, _ in panel.runs]))
+        grid = grid[grid <= min(max(steps) for steps, _ in panel.runs)]
+        mean = np.mean([np.interp(grid, *run) for run in panel.runs], axis=0)
+        label = f"mean of {len(panel.runs)} training seeds" if len(panel.runs) > 1 else "one seed"
+        page.plot(grid, mean, color=ACCENT, linewidth=2, label=label)
+        _level(page, panel.level, "offline")
+        page.set_title(panel.title, fontsize=10)
+        page.set(xlabel="environment steps")
+        page.legend(frameon=False, fontsize=8)
+    pages[0].set_ylabel(f"{unit} in evaluation")
+    _save(figure, path)
+
+
+def _cells(wanted: float) -> int:
+    return int(np.clip(wanted, 4, CELLS))
+
+
+def _medians(axes: "Axes", panel: Panel, columns: NDArray[np.float64]) -> None:
+    """Of the episodes that ended in each column."""
+    where = np.digitize(panel.ends, columns[1:-1], right=True)
+    middles = (columns[1:] + columns[:-1]) / 2
+    points = [(middles[n], np.median(panel.values[where == n])) for n in np.unique(where)]
+    x, y = zip(*points, strict=True)
+    axes.plot(x, y, color=INK, linewidth=1.2, marker="o", markersize=2.5, label="median")
+
+
+def _level(axes: "Axes", level: float | None, name: str) -> None:
+    if level is not None:
+        label = f"{name} {level:.1f}"
+        axes.axhline(level, color=ALARM, linewidth=1.2, linestyle="--", label=label)
+
+
 def _page(title: str) -> "tuple[Figure, Axes]":
+    figure, (axes,) = _pages(1, 1, size=(7, 4))
+    axes.set_title(title, fontsize=10)
+    return figure, axes
+
+
+def _pages(
+    rows: int,
+    columns: int,
+    *,
+    size: tuple[float, float],
+    heights: Sequence[float] | None = None,
+    share_x: bool = False,
+    share_y: bool = False,
+) -> "tuple[Figure, list[Axes]]":
     from matplotlib.figure import Figure  # no pyplot: no global state, no display
 
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(title, fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    figure = Figure(figsize=size, layout="constrained")
+    table = figure.subplots(
+        rows, columns, sharex=share_x, sharey=share_y, squeeze=False, height_ratios=heights
+    )
+    pages: list[Axes] = table.ravel().tolist()
+    for axes in pages:
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, pages
 
 
 def _save(figure: "Figure", path: Path) -> None:

@@ -76,7 +76,7 @@ ACTOR_STEPPING = Metric(
 STALENESS = Metric(
     name="m3pc_actor_policy_staleness_updates",
     kind="histogram",
-    help="Updates that the learner was ahead of the policy of an episode, when it was stored.",
+    help="Updates that the learner was ahead of an episode's policy, when it saw the episode.",
     buckets=UPDATES,
 )
 RESTARTS = Metric(

@@ -16,12 +16,11 @@ from m3pc.telemetry import (
     LIMITER_ERROR,
     REPLAY_BYTES,
     REPLAY_STEPS,
-    STALENESS,
     WRITER_BLOCKED,
     Recorder,
     Snapshot,
 )
-from m3pc.types import Ack, AppendKey, Episode, Status, Version
+from m3pc.types import Ack, AppendKey
 from replay.appender import Appender
 from replay.fs import FS, Disk
 from replay.gate import Gate
@@ -110,16 +109,7 @@ class StoreService:
         units = self._schedule.units(len(request.content))
         if not self._gate.reserve(units, self._wait):
             return self._writer.later(key, "the learner is behind; send it again")
-        ack = self._appender.commit(request, lambda: self._gate.settle(units, self._inserts()))
-        if ack.status is Status.DURABLE:
-            self._note_age(request.content)
-        return ack
-
-    def _note_age(self, episode: Episode) -> None:
-        """By the weights of its first step. A learner that lost updates may be behind them."""
-        if episode.version >= 0:
-            age = self._gate.granted - Version.unpacked(episode.version).number
-            self._recorder.observe(STALENESS, max(age, 0))
+        return self._appender.commit(request, lambda: self._gate.settle(units, self._inserts()))
 
     def may_update(self, epoch: int, total: int, timeout: float = LONGEST_WAIT) -> int:
         """How many updates a learner may have done in all, of the `total` that it wants to have.

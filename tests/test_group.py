@@ -125,9 +125,14 @@ def test_a_batch_that_cannot_be_shared_is_refused() -> None:
     ],
 )
 def test_settings_that_several_learners_cannot_share_are_refused_before_anything_starts(
-    changes: dict[str, object], words: str, tmp_path: Path
+    changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    fits = {"online__batch": 12, "critic__batch": 9, "masks__groups": 2, "fleet__learners": 3}
+    fits: dict[str, Any] = {
+        "online__batch": 12,
+        "critic__batch": 9,
+        "masks__groups": 2,
+        "fleet__learners": 3,
+    }
     with pytest.raises(InputError, match=words):
         new_run(tmp_path / "run", **(fits | changes))
     assert not (tmp_path / "run").exists()
@@ -141,7 +146,7 @@ def learning(run: OnlineRun, permits: Permits, group: Group | None = None) -> Le
     return Learning(run, permits, coordinator(run), group=group)
 
 
-def two_runs(path: Path, **changes: object) -> tuple[OnlineRun, OnlineRun]:
+def two_runs(path: Path, **changes: Any) -> tuple[OnlineRun, OnlineRun]:
     """Alike, with the same episodes collected."""
     runs = [new_run(path / name, fleet__learners=2, **changes) for name in ("one", "two")]
     for run in runs:

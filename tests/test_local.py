@@ -1,7 +1,7 @@
 """A lock-step run: what it owes, what it learns from, and that nothing shows when it was killed."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from m3pc import checkpoint
-from m3pc.run import runlog
+from m3pc.run import local, runlog
 from m3pc.run.local import collection_start, run_local
 from m3pc.run.trainer import Trainer
 from m3pc.types import InputError
@@ -17,6 +17,14 @@ from replay.store import Store
 from replay.writer import Writer
 from tests.small_online import new_run, outcome, pretrained
 from tests.small_run import silent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def undrawn() -> Iterator[None]:
+    """Pictures are nothing that these tests look at, and take longer than the runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "save_pictures", lambda run: None)
+        yield
 
 
 @pytest.fixture(scope="module")

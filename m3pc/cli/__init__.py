@@ -8,7 +8,18 @@ from typing import Annotated, NoReturn
 import typer
 
 from m3pc import __version__
-from m3pc.cli import authors, config, data, doctor, evaluate, finetune, fleet, pretrain, replay
+from m3pc.cli import (
+    authors,
+    config,
+    data,
+    doctor,
+    evaluate,
+    explored,
+    finetune,
+    fleet,
+    pretrain,
+    replay,
+)
 
 # Before numpy loads: products of one state with one layer wait longer for a second thread than they
 # compute. Whoever wants another number sets it.
@@ -35,6 +46,7 @@ app.command("resume")(finetune.resume)
 app.command("status")(fleet.status)
 app.command("scale")(fleet.scale)
 app.command("stop")(fleet.stop)
+app.command("explored")(explored.explored)
 app.command("import-authors")(authors.import_authors)
 app.command("verify")(authors.verify)
 

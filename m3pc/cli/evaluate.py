@@ -42,6 +42,20 @@ def evaluate(
         int | None,
         typer.Option(min=1, help="Rows of it that share a subgoal; default: goal.spacing."),
     ] = None,
+    finetuned: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Play the newest weights of this online run too, by the planner that it is "
+            "evaluated with, and compare with the same planner of CKPT on the same episodes.",
+        ),
+    ] = None,
+    reuse: Annotated[
+        bool,
+        typer.Option(
+            "--reuse", help="Do not play again what CKPT/evaluations/ has of the very same."
+        ),
+    ] = False,
     video: Annotated[bool, typer.Option("--video", help="Film the first episode too.")] = False,
     out: Annotated[
         Path | None, typer.Option("--json", help="Everything as JSON; default CKPT/evaluations/.")
@@ -50,6 +64,7 @@ def evaluate(
     """Play episodes that depend on the seed alone; print return, score, speed; keep JSON."""
     from m3pc.cli.progress import progress
     from m3pc.files import replace_file
+    from m3pc.run import comparison
     from m3pc.run.evaluate import Order, matches
     from m3pc.types import InputError
 
@@ -64,6 +79,10 @@ def evaluate(
         spacing=spacing,
     )
     ready = matches(order, planner or ())
+    before = None
+    if finetuned is not None:
+        before, after = comparison.finetuned(finetuned, ready)
+        ready.append(after)
     if (waypoints or spacing) and not any(one.waypoints is not None for one in ready):
         raise InputError("--waypoints and --spacing are for the planners goal and goal-mask")
     file = out or _folder(checkpoint) / f"{_stem(order, ready)}.json"
@@ -72,14 +91,23 @@ def evaluate(
     file.parent.mkdir(parents=True, exist_ok=True)
     played = []
     for one in ready:
-        with progress(f"playing {one.mode}", "episodes") as report:
-            played.append(one.play(report))
+        found = one.kept(_folder(checkpoint)) if reuse else None
+        if found is None:
+            with progress(f"playing {one.label or one.mode}", "episodes") as report:
+                found = one.play(report)
+        played.append(found)
     _show(played)
-    content = json.dumps([one.as_json() for one in played], indent=1) + "\n"
-    replace_file(file, content.encode())
+    rows = [one.as_json() for one in played]
+    if finetuned is not None and before is not None:
+        pair = comparison.Comparison(
+            run=finetuned, before=played[ready.index(before)], after=played[-1]
+        )
+        typer.echo(pair.sentence())
+        rows[-1]["finetuned"] = pair.as_json()
+    replace_file(file, (json.dumps(rows, indent=1) + "\n").encode())
     typer.echo(f"JSON: {file}")
     for one in ready if video else []:
-        path = file.with_name(f"{one.mode}-seed{seed}.mp4")
+        path = file.with_name(f"{one.label or one.mode}-seed{seed}.mp4")
         one.film(path)
         typer.echo(f"video: {path}")
 
@@ -94,11 +122,11 @@ def _stem(order: "Order", ready: "list[Match]") -> str:
     """Planners and seed, and a hash of all else: one result does not overwrite another."""
     asked = (
         replace(order, path=Path()),
-        ready[0].policy.weights.digest,
+        sorted({one.policy.weights.digest for one in ready}),
         [one.policy.config.conditioning.evaluation_ratio for one in ready],
     )
     rest = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
-    return f"{'-'.join(one.mode for one in ready)}-seed{order.seed}-{rest}"
+    return f"{'-'.join(one.label or one.mode for one in ready)}-seed{order.seed}-{rest}"
 
 
 def _show(played: "list[Played]") -> None:
@@ -116,7 +144,7 @@ def _show(played: "list[Played]") -> None:
         score = "" if found.score is None else _with_error(found.score, found.score_error, 1)
         effective, asked = found.effective.mean(), found.first_conditions.mean()
         table.add_row(
-            one.mode,
+            one.name,
             _with_error(found.mean, found.standard_error, 0),
             score,
             f"{found.lengths.mean():.0f}",

@@ -25,13 +25,14 @@ from typing import Any, Literal
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
-from m3pc.run.control import tell, want, wanted
+from m3pc.run.control import tell, told, want, wanted
 from m3pc.run.examiner import Examiner
 from m3pc.run.fleet import Fleet
 from m3pc.run.lock import locked
 from m3pc.run.online import OnlineRun, open_run
 from m3pc.run.place import NAMESPACE, Place
 from m3pc.run.ray_node import connected
+from m3pc.run.results import save_pictures
 from m3pc.run.runlog import RunLog
 from m3pc.run.status import Rate, describe, log_line
 from m3pc.types import Coordinator, DivergedError, InputError
@@ -42,7 +43,8 @@ TELL_EVERY, LOG_EVERY = 0.5, 10.0  # seconds
 DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
 LOGICAL_CPUS = 256  # of a private cluster: room for as many actors as anybody asks for
 NO_LIMIT = 10**9  # steps
-PARKED, FAILED, IO_FAILED, NO_MEMORY, DIVERGED, LATE = 3, 70, 74, 75, 76, 143  # exit codes
+OK, PARKED, FAILED, LATE = 0, 3, 70, 143  # exit codes
+IO_FAILED, NO_MEMORY, DIVERGED = 74, 75, 76
 # Why a learner ended, by the name of its error; whatever else it was, it may pass.
 REASONS = {
     DivergedError.__name__: DIVERGED,
@@ -70,11 +72,23 @@ def run_cluster(path: Path, show: Show, *, address: str | None, coordinator: str
     """Drive a run until it has its steps, is told to stop, or cannot go on."""
     with locked(path):
         run = open_run(path)
+        if _finished(run):
+            return Outcome(code=OK, reason="finished", steps=told(path)["steps"])
         place = Place(run=path.resolve(), id=run.facts.id, coordinator=coordinator)
         place.connect().close()  # before anything starts: a wrong address is told at once
         own = {"cpus": LOGICAL_CPUS, "gpus": _gpus(run)} if address is None else {}
-        with _logged(path / LOG), connected(address, namespace=NAMESPACE, logs=path / LOGS, **own):
-            return Driver(run, place, show).drive()
+        with _logged(path / LOG):
+            with connected(address, namespace=NAMESPACE, logs=path / LOGS, **own):
+                outcome = Driver(run, place, show).drive()
+            save_pictures(run)
+        return outcome
+
+
+def _finished(run: OnlineRun) -> bool:
+    """Whether a driver brought all of it to an end: then nothing has to be started."""
+    last = told(run.path)
+    expected = {"state": "ended", "reason": "finished", "code": OK, "of": run.config.online.steps}
+    return all(last.get(name) == value for name, value in expected.items())
 
 
 def _gpus(run: OnlineRun) -> int | None:
@@ -250,7 +264,8 @@ class Driver:
     def _tell(self, now: float, *, force: bool = False) -> None:
         if now - self._told >= TELL_EVERY or force:
             self._told = now
-            about = {"pid": os.getpid(), "host": socket.gethostname(), "reason": self._reason}
+            about = {"pid": os.getpid(), "host": socket.gethostname()}
+            about |= {"reason": self._reason, "code": self._code}
             status = describe(self) | about
             tell(self.run.path, status)
             self._show(status)

@@ -1,5 +1,6 @@
 """A checkpoint's planners, played in an environment."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from actors.video import record_video
 from m3pc import checkpoint
 from m3pc.checkpoint import Checkpoint
 from m3pc.config import BACKWARD, MODES
-from m3pc.envs import make, robot
+from m3pc.envs import engine, make, robot
 from m3pc.run.agent import policy
 from m3pc.types import Floats, InputError
 from m3pc.weights import Weights
@@ -46,6 +47,11 @@ class Played:
     digest: str
     settings: tuple[str, ...]  # that differ from the checkpoint's
     evaluation: Evaluation
+    label: str = ""  # what to call it, beside its mode
+
+    @property
+    def name(self) -> str:
+        return f"{self.label} ({self.mode})" if self.label else self.mode
 
     def as_json(self) -> dict[str, Any]:
         about = {"planner": self.mode, "ratio": self.ratio, "version": self.version}
@@ -61,6 +67,7 @@ class Match:
     env_id: str
     policy: Policy
     waypoints: Floats | None  # [H, S]
+    label: str = ""
 
     @property
     def mode(self) -> str:
@@ -78,6 +85,31 @@ class Match:
             waypoints=self.waypoints,
             on_progress=report,
         )
+        return self._played(found)
+
+    def kept(self, folder: Path) -> Played | None:
+        """What an earlier evaluation kept in JSON of the very same episodes; None: nothing."""
+        if self.waypoints is not None:  # JSON does not tell which
+            return None
+        with closing(make(self.env_id)) as env:
+            engine_name = engine(env)
+        expected = {
+            "planner": self.mode,
+            "ratio": self.policy.config.conditioning.evaluation_ratio,
+            "weights": self.policy.weights.digest,
+            "settings": list(self.order.sets),
+            "env": self.env_id,
+            "engine": engine_name,
+            "seed": self.order.seed,
+            "episodes": self.order.episodes,
+        }
+        for path in sorted(folder.glob("*.json")):
+            for row in _rows(path):
+                if all(row.get(name) == value for name, value in expected.items()):
+                    return self._played(Evaluation.from_json(row))
+        return None
+
+    def _played(self, found: Evaluation) -> Played:
         return Played(
             mode=self.mode,
             ratio=self.policy.config.conditioning.evaluation_ratio,
@@ -85,6 +117,7 @@ class Match:
             digest=self.policy.weights.digest,
             settings=self.order.sets,
             evaluation=found,
+            label=self.label,
         )
 
     def film(self, path: Path) -> None:
@@ -163,6 +196,15 @@ def _waypoints(order: Order, ready: Policy, env_id: str) -> Floats | None:
         )
     spacing = ready.config.goal.spacing.model_dump().get(robot(env_id).lower(), 1)
     return subgoals(states, order.spacing or spacing)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Of a file of evaluations; none where it is not one."""
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 
 
 def _settings(names: Sequence[str]) -> list[list[str]]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,16 @@ def evaluation(
     )
 
 
-def evaluated(found: Evaluation, updates: int) -> dict[str, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """What a run's log keeps of an evaluation."""
+
+    numbers: dict[str, float]
+    returns: list[float]  # of the episodes, which have the same seeds all along the run
+
+
+def evaluated(found: Evaluation, updates: int) -> Evaluated:
     score = math.nan if found.score is None else found.score
     numbers = {"return": found.mean, "error": found.standard_error, "score": score}
-    return numbers | {"length": float(found.lengths.mean()), "updates": updates}
+    numbers |= {"length": float(found.lengths.mean()), "updates": updates}
+    return Evaluated(numbers=numbers, returns=found.returns.tolist())

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from m3pc.compute import prepare_compute
-from m3pc.run.evaluation import evaluated, evaluation
+from m3pc.run.evaluation import Evaluated, evaluated, evaluation
 from m3pc.run.online import open_run
 from m3pc.types import Version
 from m3pc.weights import from_bytes
@@ -22,7 +22,7 @@ class EvaluatorActor:
         prepare_compute(self._run.config.compute)
         self._beat: float | None = None  # of the last step that was played
 
-    def evaluate(self, content: bytes) -> dict[str, float]:
+    def evaluate(self, content: bytes) -> Evaluated:
         weights = from_bytes(content)
         self._step({})
         try:

@@ -9,12 +9,15 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from m3pc import checkpoint
 from m3pc.files import sha256
+from m3pc.run.evaluation import Evaluated
 from m3pc.run.floor import WEIGHTS
 from m3pc.run.online import OnlineRun
 from m3pc.run.runlog import RunLog, read
 from m3pc.run.seat import Seat
 from m3pc.types import Coordinator, CoordinatorUnavailableError
+from m3pc.weights import to_bytes
 
 HUNG = 600.0  # seconds in which an evaluation took no step
 
@@ -34,10 +37,11 @@ class Examiner:
         if self._pending is not None:
             self._take(now, runlog)
         elif self._seat.state == "up" and self._is_due(steps, last):
-            content = self._newest()
+            # First what it was before anything was learnt, however much is collected already.
+            at, content = (steps, self._newest()) if self._asked >= 0 else (0, self._offline())
             if content is not None:
-                self._asked = steps
-                self._pending = steps, self._seat.handle.evaluate.remote(content)
+                self._asked = at
+                self._pending = at, self._seat.handle.evaluate.remote(content)
 
     def is_done(self, steps: int) -> bool:
         """Whether nothing more can come after so many steps."""
@@ -59,17 +63,20 @@ class Examiner:
             return
         self._pending = None
         try:
-            numbers: dict[str, float] = ray.get(answer, timeout=1.0)
+            found: Evaluated = ray.get(answer, timeout=1.0)
         except RayError as error:  # its process died: it is asked again at the next turn
             log.warning("event=evaluation-lost steps=%d reason=%s", steps, type(error).__name__)
             self._asked = self._evaluated
             return
-        runlog.write("evaluation", steps, numbers)
-        self.rows.append({"step": steps, **numbers})
+        runlog.write("evaluation", steps, found.numbers, returns=found.returns)
+        self.rows.append({"step": steps, **found.numbers})
 
     @property
     def _evaluated(self) -> int:
         return max((row["step"] for row in self.rows), default=-1)
+
+    def _offline(self) -> bytes:
+        return to_bytes(checkpoint.read(self._run.offline).weights)
 
     def _newest(self) -> bytes | None:
         """What was published last, or nothing now: it may just be replaced."""

@@ -212,6 +212,7 @@ class Fleet:
             acting=Acting(
                 window=config.model.window,
                 horizon=config.planner.horizon,
+                noise=config.online.noise,
                 patience=fleet.deadline,
                 pause_after=config.online.pause_after,
             ),

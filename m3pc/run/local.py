@@ -16,15 +16,17 @@ import numpy as np
 
 from actors.fleet import Rollout, Start
 from actors.rollout import rollouts
+from actors.worker import Acting
 from m3pc.envs import make_vector
 from m3pc.envs.make import Vector
 from m3pc.run.evaluation import evaluated, evaluation
 from m3pc.run.lock import locked
 from m3pc.run.means import Means
 from m3pc.run.online import OnlineRun, open_run
+from m3pc.run.results import save_pictures
 from m3pc.run.runlog import RunLog
 from m3pc.run.trainer import Trainer
-from m3pc.types import AppendKey, Status
+from m3pc.types import AppendKey, Decision, Status, Window
 from m3pc.weights import Weights
 from planner.policy import Policy
 from replay.payload import encode
@@ -55,9 +57,10 @@ def run_local(path: Path, report: Report) -> Finished:
                 closing(make_vector(run.facts.env, run.config.fleet.envs_per_actor)) as envs,
             ):
                 work.finish(envs, log, report)
-            return Finished(
-                path=path, steps=work.steps, weights=work.trainer.weights(work.trainer.updates)
-            )
+        save_pictures(run)
+        return Finished(
+            path=path, steps=work.steps, weights=work.trainer.weights(work.trainer.updates)
+        )
 
 
 class _LockStep:
@@ -70,6 +73,11 @@ class _LockStep:
         self._evaluated = int(progress.get("evaluated", -1))  # steps at the last evaluation
         self.trainer.refresh()
         self._means = Means()
+        self._acting = Acting(
+            window=run.config.model.window,
+            horizon=run.config.planner.horizon,
+            noise=run.config.online.noise,
+        )
         self._schedule = schedule_of(run.config.online, run.facts.horizon)
 
     def finish(self, envs: Vector, log: RunLog, report: Report) -> None:
@@ -89,16 +97,16 @@ class _LockStep:
             report(self._shown())
 
     def _collect(self, envs: Vector, log: RunLog) -> None:
-        policy = Policy(self.trainer.weights(self.trainer.updates))
+        weights = self.trainer.weights(self.trainer.updates)
         numbers = range(self.episodes, self.episodes + envs.num_envs)
         starts = [collection_start(self.config.seed, number) for number in numbers]
         found = sorted(
             rollouts(
                 envs,
-                policy,
+                Explorer(Policy(weights), self._acting),
                 starts,
-                window=self.config.model.window,
-                horizon=self.config.planner.horizon,
+                window=self._acting.window,
+                horizon=self._acting.horizon,
                 explore=True,
             ),
             key=lambda rollout: rollout.number,
@@ -117,12 +125,14 @@ class _LockStep:
         self.steps += len(rollout.episode)
 
     def _evaluate(self, log: RunLog) -> None:
-        every = self.config.evaluation.every
-        if self._evaluated >= 0 and self.steps // every == self._evaluated // every:
+        every, before = self.config.evaluation.every, self._evaluated
+        ended = self.steps >= self.config.online.steps
+        if self.steps // every <= before // every and not (ended and self.steps > before):
             return
         found = evaluation(self.run, self.trainer.weights(self.trainer.updates))
         self._evaluated = self.steps
-        log.write("evaluation", self.steps, evaluated(found, self.trainer.updates))
+        kept = evaluated(found, self.trainer.updates)
+        log.write("evaluation", self.steps, kept.numbers, returns=kept.returns)
 
     def _save(self, log: RunLog) -> None:
         numbers = self._means.take()
@@ -141,6 +151,18 @@ class _LockStep:
             "entropy": f"{latest.get('entropy', math.nan):.2f} of {self.config.entropy.target:g}",
             "alpha": f"{latest.get('alpha', math.nan):.3g}",
         }
+
+
+class Explorer:
+    """A planner that acts as a rollout process does."""
+
+    def __init__(self, policy: Policy, acting: Acting) -> None:
+        self._policy, self._acting = policy, acting
+
+    def decide(self, window: Window, *, explore: bool = False) -> Decision:
+        assert explore
+        (decision,) = self._policy.answer([self._acting.ask(window)])
+        return self._acting.noisy(decision, window)
 
 
 def collection_start(seed: int, number: int) -> Start:

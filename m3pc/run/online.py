@@ -3,6 +3,7 @@
 RUN/run.json       what it started from: data, environment
 RUN/config.yaml    the settings
 RUN/checkpoints/   of the learner, by update
+RUN/offline/       the weights that it started from: checkpoint 0 goes when newer ones come
 RUN/replay/        the episodes that were collected
 RUN/weights/       the versions that were published
 RUN/metrics.jsonl  a line a report; TensorBoard's events beside it
@@ -31,7 +32,7 @@ from replay.manifest import Header
 from replay.store import Store
 
 FORMAT = 1
-FACTS, SETTINGS, CHECKPOINTS = "run.json", "config.yaml", "checkpoints"
+FACTS, SETTINGS, CHECKPOINTS, OFFLINE = "run.json", "config.yaml", "checkpoints", "offline"
 MAY_CHANGE = ("fleet", "evaluation")  # sections, between two starts of a run
 
 
@@ -64,6 +65,10 @@ class OnlineRun:
     @property
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
+
+    @property
+    def offline(self) -> Path:
+        return self.path / OFFLINE
 
     @property
     def header(self) -> Header:
@@ -119,6 +124,7 @@ def start(source: Checkpoint, data: Store, env_id: str, config: Config, out: Pat
         (stage / CHECKPOINTS).mkdir()
         first = learner.weights(0, envelope=weights.envelope)
         progress = {"updates": 0, "steps": 0, "episodes": 0}
+        checkpoint.write(stage / OFFLINE, first, {}, progress)
         checkpoint.write_next(
             stage / CHECKPOINTS, first, learner.state(), progress, number=0, keep=1
         )

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -24,9 +24,13 @@ class RunLog:
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder), purge_step=done + 1)
 
-    def write(self, group: str, done: int, numbers: Mapping[str, float]) -> None:
-        """Numbers of one group of metrics after `done` updates or steps."""
-        finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+    def write(
+        self, group: str, done: int, numbers: Mapping[str, float], **lists: Sequence[float]
+    ) -> None:
+        """Numbers of one group of metrics after `done` updates or steps. Lists of numbers are kept
+        in the file only."""
+        finite: dict[str, Any] = {n: x if math.isfinite(x) else None for n, x in numbers.items()}
+        finite |= {name: list(values) for name, values in lists.items()}
         self._file.write(json.dumps({self._unit: done, "group": group, **finite}) + "\n")
         self._file.flush()
         for name, value in numbers.items():

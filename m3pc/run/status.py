@@ -92,13 +92,13 @@ def _collected_share(driver: "Driver") -> float:
 
 
 def log_line(snapshot: Snapshot) -> dict[str, float]:
-    """All counters and gauges, and two quantiles of each histogram, by their names."""
+    """All counters and gauges, and three quantiles of each histogram, by their names."""
     found: dict[str, float] = {}
     for name, labels in snapshot.items():
         for label in labels:
             key = f"{name}/{label}" if label else name
             if METRICS[name].kind == "histogram":
-                for share in (0.5, 0.99):
+                for share in (0.5, 0.99, 1.0):
                     found[f"{key}/p{100 * share:g}"] = quantile(
                         snapshot, METRICS[name], share, label
                     )

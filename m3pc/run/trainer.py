@@ -19,6 +19,7 @@ from m3pc.compute import prepare_compute
 from m3pc.returns import returns_to_go
 from m3pc.run.dataset import envelope, return_rule, split
 from m3pc.run.online import OnlineRun
+from m3pc.run.staleness import Staleness
 from m3pc.settings import replace
 from m3pc.streams import CRITIC_BATCH
 from m3pc.telemetry import (
@@ -79,6 +80,7 @@ class Trainer:
         self._build(run.logged(), view)
         self._returns: Known[Floats] = {}
         self._envelope = self._upper_envelope()
+        self._staleness = Staleness(self.recorder, self._joined.second.segments)
 
     def _build(self, logged: Store, collected: View) -> None:
         config = self.config
@@ -126,6 +128,7 @@ class Trainer:
         """See what was collected since."""
         self._pieces, self._transitions = self._pieces.later(), self._transitions.later()
         self._envelope = self._upper_envelope()
+        self._staleness.look(self._joined.second.segments, self.updates)
 
     def update(self) -> dict[str, float]:
         """The next update. One that is not finite is left out: its numbers are empty."""
@@ -207,8 +210,7 @@ class Trainer:
 
     def _upper_envelope(self) -> Floats:
         """Best return at each step over the episodes that the model learns from."""
-        view = self._pieces.sources[0].view
-        assert isinstance(view, Joined)
+        view = self._joined
         self._returns = per_segment(view.segments, self._returns, self._segment_returns)
         chosen = selected(view, self._buffer.selection, length=self.config.model.window)
         return envelope(
@@ -217,6 +219,13 @@ class Trainer:
             np.flatnonzero(chosen),
             self.run.facts.horizon,
         )
+
+    @property
+    def _joined(self) -> Joined:
+        """The logged episodes, then the collected ones."""
+        view = self._pieces.sources[0].view
+        assert isinstance(view, Joined)
+        return view
 
     def _segment_returns(self, segment: Segment) -> Floats:
         return returns_to_go(segment.rewards, segment.lengths, self._rule)
