@@ -154,8 +154,14 @@ def two_runs(path: Path, **changes: Any) -> tuple[OnlineRun, OnlineRun]:
     return runs[0], runs[1]
 
 
-def test_a_run_with_a_mate_learns_what_it_would_alone(other: Other, tmp_path: Path) -> None:
-    """Episodes come while it learns; the mate sees each of them at the same update."""
+def test_a_run_with_a_mate_learns_what_it_would_alone(
+    other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Episodes come while it learns, one always just after the first learner counted them; the mate
+    sees each at the same update."""
+    counted = Trainer.collected
+    monkeypatch.setattr(Trainer, "collected", lambda trainer: counted(trainer) - 1)
+    monkeypatch.setattr("m3pc.run.lead.AGREE_SECONDS", 5.0)
     alone, shared = two_runs(tmp_path, optimiser__epsilon=1e-4, online__checkpoint_every=10)
     stop = Event()
 
