@@ -76,15 +76,12 @@ def report_actors(
 def report_ways(
     system: System, rounds: Rounds, modes: Sequence[Mode], shape: Shape, source: Path
 ) -> list[dict[str, Any]]:
-    """After `report_actors`, whose server it uses."""
-    system.serve(SECOND)
-    system.serve(NO_BATCHES, {"fleet.batch": 1})
+    first, second = system.serve(SERVER), system.serve(SECOND)
+    each = system.serve(NO_BATCHES, {"fleet.batch": 1})
     ways = {
-        "one server": served_by(system, SERVER),
-        "two servers": served_by(system, SERVER, SECOND),
-        OTHERS[0]: Way(
-            planners=(NO_BATCHES,), asks=lambda slot: EachAlone(system.client([NO_BATCHES], slot))
-        ),
+        "one server": served_by(system, first),
+        "two servers": served_by(system, first, second),
+        OTHERS[0]: Way(planners=(each,), asks=lambda slot: EachAlone(system.client([each], slot))),
         OTHERS[1]: Way(planners=(), asks=lambda slot: Inside(str(source))),
     }
     turns = rounds.turns(system, {name: (way, shape) for name, way in ways.items()}, modes)
@@ -98,9 +95,10 @@ def report_ways(
         for (mode, name), mine in turns.items()
     ]
     print(
-        f"\n### Ways to ask for an action\n\n{shape.actors} actors with {shape.envs} environments "
-        f"each; {rounds.count} rounds of turns of {rounds.seconds:g} s. By CPU: steps per second "
-        "of processor time of all actors and planners.\n"
+        f"\n### Ways to ask for an action, {shape.envs // 2} environments a call\n\n"
+        f"{shape.actors} actors with {shape.envs} environments each; {rounds.count} rounds of "
+        f"turns of {rounds.seconds:g} s. By CPU: steps per second of processor time of all actors "
+        "and planners.\n"
     )
     compared = [f"of {other}{how}" for other in OTHERS for how in HOW]
     table(
@@ -136,5 +134,5 @@ def _judge(rows: Sequence[Mapping[str, Any]]) -> None:
         if row["way"] not in OTHERS:
             plain = row["mode"] == "rcbc"
             for other in OTHERS[:1] if plain else OTHERS:
-                what = f"{row['mode']}, {row['way']} over {other}"
+                what = f"{row['mode']}, {row['envs'] // 2} a call, {row['way']} over {other}"
                 judge(what, row[f"of {other}"][1], RCBC_AIM if plain else PLANNED_AIM)

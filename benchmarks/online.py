@@ -37,6 +37,7 @@ from replay.store import Store  # noqa: E402
 
 DATA = "shipped:hopper-medium-replay"
 MODES: tuple[Mode, ...] = ("rcbc", "m")
+FEW, MANY = Shape(actors=2, envs=8), Shape(actors=2, envs=32)  # 16 in all, 16 in a call
 CPUS = 8  # logical ones, for the whole run
 
 
@@ -48,7 +49,7 @@ class Size:
     seconds: float = 2.0  # of a turn
     actors: tuple[int, ...] = (1, 2, 4, 8)
     envs: int = 4  # of each of these
-    ways: tuple[int, int] = (2, 8)  # actors, environments of each
+    ways: tuple[tuple[Shape, tuple[Mode, ...]], ...] = ((FEW, MODES), (MANY, ("rcbc",)))
     batches: tuple[tuple[int, int], ...] = ((16, 8), (16, 16), (64, 16))  # all, of a request
     served_rounds: int = 6
     served_seconds: float = 1.0
@@ -61,6 +62,7 @@ QUICK = Size(
     warm=0.1,
     seconds=0.4,
     actors=(1, 2),
+    ways=((FEW, MODES),),
     batches=((16, 8),),
     served_rounds=2,
     served_seconds=0.2,
@@ -98,7 +100,11 @@ def measure(folder: Path, size: Size) -> dict[str, Any]:
     with closing(System(folder / "collecting", source)) as system:
         found: dict[str, Any] = {
             "actors": report_actors(system, rounds, MODES, size.actors, size.envs),
-            "ways": report_ways(system, rounds, MODES, Shape(*size.ways), source),
+            "ways": [
+                row
+                for shape, modes in size.ways
+                for row in report_ways(system, rounds, modes, shape, source)
+            ],
             "served": report_served(
                 system,
                 source,

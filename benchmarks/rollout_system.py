@@ -106,7 +106,9 @@ class System:
         self._actors: dict[tuple[str, int], Any] = {}
 
     def serve(self, name: str, settings: Mapping[str, Any] | None = None) -> str:
-        """Start a planner server, with some settings of its own."""
+        """Start a planner server, with some settings of its own, unless it runs already."""
+        if name in self._planners:
+            return name
         build = partial(build_planner, self._source, replace(self._config, dict(settings or {})))
         options: dict[str, Any] = {"name": name, "namespace": NAMESPACE, "num_cpus": 0}
         self._planners[name] = cast(Any, PlannerActor).options(**options).remote(build)

@@ -9,7 +9,7 @@ import pytest
 import ray
 
 from m3pc import telemetry
-from m3pc.types import Ask, InputError, PlannerGoneError
+from m3pc.types import Ask, InputError, PlannerGoneError, Window
 from planner.client import PlannerClient
 from planner.policy import Policy
 from planner.remote import PlannerActor
@@ -51,6 +51,17 @@ def test_requests_on_their_way_together_are_each_answered(actor: Any) -> None:
     snapshot, version, _, stuck = ray.get(actor.report.remote(), timeout=SECONDS)
     assert telemetry.value(snapshot, telemetry.REQUESTS, "ok") == len(asks)
     assert (version, stuck, asking.retries) == (expected[0].version, 0.0, 0)
+
+
+@pytest.mark.ray
+def test_who_asks_a_planner_loads_no_torch(actor: Any) -> None:
+    @ray.remote(num_cpus=0)
+    def ask(asking: PlannerClient, window: Window) -> tuple[int, bool]:
+        import sys
+
+        return len(asking.decide(window).actions), "torch" in sys.modules
+
+    assert ray.get(ask.remote(client(), windows([4, 2])), timeout=SECONDS) == (2, False)
 
 
 @pytest.mark.ray
