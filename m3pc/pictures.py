@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, ACCENT, SOFT, ALARM = "#22303c", "#1f77b4", "#c9d6df", "#c0392b"
-CELLS = 24  # of a two-dimensional histogram, along each axis, at most
+FEWEST, MOST = 10, 24  # cells of a two-dimensional histogram along each axis
+DARKEST = 4  # episodes in a cell, at least, that make it as dark as can be
 
 
 class Panel(NamedTuple):
@@ -138,7 +139,7 @@ def exploration(path: Path, panels: Sequence[Panel], *, unit: str) -> None:
     rows = np.linspace(low - margin, high + margin, _cells(2 * root) + 1)
     columns = np.linspace(0, max(panel.steps for panel in panels), _cells(root) + 1)
     counts = [np.histogram2d(p.ends, p.values, bins=(columns, rows))[0] for p in panels]
-    highest = max(float(count.max()) for count in counts)
+    highest = max(DARKEST, *(float(count.max()) for count in counts))
     for page, panel, count in zip(pages, panels, counts, strict=True):
         mesh = page.pcolormesh(
             columns, rows, np.ma.masked_equal(count.T, 0), cmap="Blues", vmin=0, vmax=highest
@@ -177,7 +178,7 @@ def curves_by_seed(path: Path, panels: Sequence[Curves], *, unit: str) -> None:
 
 
 def _cells(wanted: float) -> int:
-    return int(np.clip(wanted, 4, CELLS))
+    return int(np.clip(wanted, FEWEST, MOST))
 
 
 def _medians(axes: "Axes", panel: Panel, columns: NDArray[np.float64]) -> None:

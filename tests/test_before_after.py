@@ -71,7 +71,7 @@ def test_the_finetuned_row_is_the_runs_planner_with_its_newest_weights(
     assert after["weights"] == newest.weights.digest != before["weights"]
     assert after["version"] == newest.progress["updates"] > 0
     assert (before["ratio"], after["ratio"], before["seed"], after["seed"]) == (1, 1, 5, 5)
-    line = line_with(done.out, " finetuned (q) ")
+    line = line_with(done.out, " finetuned  ")
     assert shows(line, by_hand.mean)
 
 

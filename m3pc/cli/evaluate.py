@@ -93,7 +93,7 @@ def evaluate(
     for one in ready:
         found = one.kept(_folder(checkpoint)) if reuse else None
         if found is None:
-            with progress(f"playing {one.label or one.mode}", "episodes") as report:
+            with progress(f"playing {one.name}", "episodes") as report:
                 found = one.play(report)
         played.append(found)
     _show(played)
@@ -107,7 +107,7 @@ def evaluate(
     replace_file(file, (json.dumps(rows, indent=1) + "\n").encode())
     typer.echo(f"JSON: {file}")
     for one in ready if video else []:
-        path = file.with_name(f"{one.label or one.mode}-seed{seed}.mp4")
+        path = file.with_name(f"{one.name}-seed{seed}.mp4")
         one.film(path)
         typer.echo(f"video: {path}")
 
@@ -126,7 +126,7 @@ def _stem(order: "Order", ready: "list[Match]") -> str:
         [one.policy.config.conditioning.evaluation_ratio for one in ready],
     )
     rest = hashlib.sha256(repr(asked).encode()).hexdigest()[:8]
-    return f"{'-'.join(one.label or one.mode for one in ready)}-seed{order.seed}-{rest}"
+    return f"{'-'.join(one.name for one in ready)}-seed{order.seed}-{rest}"
 
 
 def _show(played: "list[Played]") -> None:

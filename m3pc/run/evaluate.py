@@ -47,11 +47,11 @@ class Played:
     digest: str
     settings: tuple[str, ...]  # that differ from the checkpoint's
     evaluation: Evaluation
-    label: str = ""  # what to call it, beside its mode
+    label: str = ""  # what to call it; default: its mode
 
     @property
     def name(self) -> str:
-        return f"{self.label} ({self.mode})" if self.label else self.mode
+        return self.label or self.mode
 
     def as_json(self) -> dict[str, Any]:
         about = {"planner": self.mode, "ratio": self.ratio, "version": self.version}
@@ -67,11 +67,15 @@ class Match:
     env_id: str
     policy: Policy
     waypoints: Floats | None  # [H, S]
-    label: str = ""
+    label: str = ""  # what to call it; default: its mode
 
     @property
     def mode(self) -> str:
         return self.policy.config.planner.mode
+
+    @property
+    def name(self) -> str:
+        return self.label or self.mode
 
     def play(self, report: Report) -> Played:
         found = evaluate(
