@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ class Nodes:
     address: str = ""
     pids: list[list[int]] = field(default_factory=list)  # of each node's processes
 
-    def start(self, *, cpus: int, gpus: int = 0) -> None:
+    def start(self, *, cpus: int, gpus: int = 0, more: Sequence[str] = ()) -> None:
         """The first is the head."""
         number, port = len(self.pids), free_port()
         head = ["--head", f"--port={port}", "--include-dashboard=false"]
@@ -37,7 +37,7 @@ class Nodes:
             [
                 *(sys.executable, "-m", "ray.scripts.scripts", "start", *where),
                 *(f"--node-ip-address={LOOPBACK}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"),
-                *("--object-store-memory=100000000", "--disable-usage-stats"),
+                *("--object-store-memory=100000000", "--disable-usage-stats", *more),
             ],
             env=self.environment,
             capture_output=True,

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from m3pc.run.audit import audit
+from m3pc.run.ray_node import LOOPBACK
 from tests.online_job import job
 from tests.ray_nodes import nodes
+from tests.redis_server import free_port
 from tests.small_online import new_run
 from tests.test_fleet import FLEET
 
@@ -38,3 +40,22 @@ def test_a_run_goes_on_when_one_of_its_nodes_dies(tmp_path: Path) -> None:
     found = audit(run)
     assert found.sound, found
     assert found.acknowledged > 10
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_run_is_driven_through_ray_client(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    new_run(run, **FLEET)
+    port = free_port()
+    with nodes() as cluster:
+        cluster.start(cpus=8, more=(f"--ray-client-server-port={port}",))
+        with job(run, "--address", f"ray://{LOOPBACK}:{port}", **cluster.environment) as work:
+            work.until_up(2)
+            work.advance(60)
+            work.signal(signal.SIGTERM)
+            assert work.wait() == 0, work.output
+    found = audit(run)
+    assert found.sound, found
+    assert found.acknowledged > 0

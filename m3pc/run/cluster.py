@@ -41,6 +41,7 @@ from replay.schedule import schedule_of
 PAUSE = 0.2  # seconds between two looks
 TELL_EVERY, LOG_EVERY = 0.5, 10.0  # seconds
 DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
+LEARNER_HUNG = 600.0  # seconds in which a learner did nothing
 LOGICAL_CPUS = 256  # of a private cluster: room for as many actors as anybody asks for
 NO_LIMIT = 10**9  # steps
 OK, PARKED, FAILED, LATE = 0, 3, 70, 143  # exit codes
@@ -186,6 +187,9 @@ class Driver:
                 self._give_up(final, f"the learner ended by {learnt.error}")
             else:
                 self.fleet.learner.lost(self._clock(), learnt.error)
+        elif learnt is not None and self.phase in ("collecting", "learning"):
+            if learnt.idle > LEARNER_HUNG:
+                self.fleet.learner.lost(self._clock(), f"it did nothing for {learnt.idle:.0f} s")
 
     def _give_up(self, code: int, reason: str) -> None:
         log.error("event=giving-up code=%d reason=%s", code, reason)

@@ -39,6 +39,7 @@ class LearnerReport:
     updates: int
     epoch: int
     waiting: bool  # for what is collected
+    idle: float  # seconds since it last did or asked for something
     error: str  # why it ended; "" while it has not
     snapshot: Snapshot
 
@@ -58,7 +59,7 @@ class Learning:
         self.recorder, self._clock, self._store = Recorder(), clock, store
         self._lead = Lead(run, group=group or Group(), recorder=self.recorder)
         self.trainer = self._lead.trainer
-        self._online, self._waiting = run.config.online, False
+        self._online, self._waiting, self._beat = run.config.online, False, clock()
         self._publisher = Publisher(
             Path(run.path),
             coordinator,
@@ -89,12 +90,14 @@ class Learning:
             updates=self.trainer.updates,
             epoch=self._publisher.epoch,
             waiting=self._waiting,
+            idle=self._clock() - self._beat,
             error=error,
             snapshot=self.recorder.snapshot(),
         )
 
     def _allowed(self) -> int:
         updates, start = self.trainer.updates, self._clock()
+        self._beat = start
         try:
             allowed = self._store.may_update(self._publisher.epoch, updates + AT_ONCE)
         except StoreUnavailableError as error:
@@ -112,6 +115,7 @@ class Learning:
         self._lead.refresh()
 
     def _update(self) -> None:
+        self._beat = self._clock()
         if self.trainer.updates % REFRESH == 0:
             self._lead.refresh()
         self._lead.update()
