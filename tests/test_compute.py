@@ -20,7 +20,7 @@ def faults():
 
 torch.set_num_threads(1)
 keep_memory()
-print(json.dumps([faults() for _ in range(4)]))
+print(json.dumps([faults() for _ in range(10)]))
 """
 
 
@@ -29,5 +29,5 @@ def test_memory_that_was_freed_is_not_asked_for_again() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], timeout=60, capture_output=True, check=True
     )
-    first, *later = json.loads(done.stdout)
-    assert sum(later) < PAGES / 10, first
+    counts = json.loads(done.stdout)
+    assert sum(counts[-3:]) < PAGES / 10, counts
