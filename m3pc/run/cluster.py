@@ -28,6 +28,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from m3pc.run.control import tell, told, want, wanted
 from m3pc.run.examiner import Examiner
 from m3pc.run.fleet import Fleet
+from m3pc.run.learning import LearnerReport
 from m3pc.run.lock import locked
 from m3pc.run.online import OnlineRun, open_run
 from m3pc.run.place import NAMESPACE, Place
@@ -181,15 +182,18 @@ class Driver:
                 code = IO_FAILED if seat is self.fleet.store else FAILED
                 self._give_up(code, f"{seat.name} ended too often: {seat.reason[:500]}")
         learnt = self.fleet.learnt
-        if learnt is not None and learnt.error and self.phase not in ("ending", "ended"):
+        if learnt is not None:
+            self._check_learner(learnt)
+
+    def _check_learner(self, learnt: LearnerReport) -> None:
+        if learnt.error and self.phase not in ("ending", "ended"):
             final = REASONS.get(learnt.error.partition(":")[0])
             if final is not None:
                 self._give_up(final, f"the learner ended by {learnt.error}")
             else:
                 self.fleet.learner.lost(self._clock(), learnt.error)
-        elif learnt is not None and self.phase in ("collecting", "learning"):
-            if learnt.idle > LEARNER_HUNG:
-                self.fleet.learner.lost(self._clock(), f"it did nothing for {learnt.idle:.0f} s")
+        elif learnt.idle > LEARNER_HUNG and self.phase in ("collecting", "learning"):
+            self.fleet.learner.lost(self._clock(), f"it did nothing for {learnt.idle:.0f} s")
 
     def _give_up(self, code: int, reason: str) -> None:
         log.error("event=giving-up code=%d reason=%s", code, reason)
