@@ -102,7 +102,7 @@ def test_a_run_lives_through_the_death_of_each_of_its_processes(
     assert found.stored >= found.acknowledged > 20
     assert updates(run) <= owed(run)
     epochs = {Version.unpacked(version).epoch for version in Store(run / "replay").versions}
-    assert len(epochs) == 2  # the learner that was killed, and the one after it
+    assert len(epochs - {0}) == 2  # the learner that was killed, and the one after it
     finish(run, 100, **coordinator)
     assert updates(run) == owed(run)
     assert audit(run).sound
@@ -134,7 +134,7 @@ def test_a_redis_that_is_gone_for_ten_seconds_changes_nothing_but_a_metric(tmp_p
     assert found.sound, found
     assert read(run, "fleet")[-1]["m3pc_coordinator_failures_total"] > 0
     epochs = {Version.unpacked(version).epoch for version in Store(run / "replay").versions}
-    assert len(epochs) == 1
+    assert len(epochs - {0}) == 1
 
 
 @pytest.mark.ray

@@ -130,6 +130,7 @@ class Driver:
                     self.turn(self._clock(), runlog)
                     time.sleep(PAUSE)
             finally:
+                self._log(runlog)
                 self._tell(self._clock(), force=True)
                 self.fleet.end()
                 self._coordinator.close()
@@ -148,9 +149,9 @@ class Driver:
             last = self.phase == "evaluating"
             self.examiner.look(now, self.steps, runlog, last=last)
         self._tell(now)
-        if now - self._logged >= LOG_EVERY and self.fleet.stored:
+        if now - self._logged >= LOG_EVERY:
             self._logged = now
-            runlog.write("fleet", self.steps, log_line(self.fleet.snapshot()))
+            self._log(runlog)
 
     # What is asked from outside
 
@@ -268,6 +269,10 @@ class Driver:
         return schedule.owed(stored.steps, stored.episodes)
 
     # What is told
+
+    def _log(self, runlog: RunLog) -> None:
+        if self.fleet.stored:
+            runlog.write("fleet", self.steps, log_line(self.fleet.snapshot()))
 
     def _tell(self, now: float, *, force: bool = False) -> None:
         if now - self._told >= TELL_EVERY or force:
