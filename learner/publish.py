@@ -39,26 +39,30 @@ class Publisher:
         self._run, self._coordinator, self._name, self._path = run, coordinator, name, path
         self._keep, self._recorder = keep, recorder
         self.epoch = epoch
-        self._waiting: Pointer | None = None  # on disk, and not known to the coordinator yet
+        self._newest: Pointer | None = None  # on disk
+        self._waiting: Pointer | None = None  # the same, while the coordinator does not know it
         (run / path(Version(epoch=epoch, number=0))).parent.mkdir(exist_ok=True)
 
     def publish(self, weights: Weights, number: int) -> Pointer:
         """Write a version, then point to it. Where the coordinator is away the file waits for the
-        next try. Weights that are not finite cannot be: `Weights` refuses them."""
+        next try. A version that is there stays as it is. Weights that are not finite cannot be:
+        `Weights` refuses them."""
         version = Version(epoch=self.epoch, number=number)
         assert weights.version == version.packed
+        if self._newest is not None and self._newest.version == version:
+            self.offer()
+            return self._newest
         content, path = to_bytes(weights), self._path(version)
         replace_file(self._run / path, content)
-        self._waiting = Pointer(
+        self._newest = self._waiting = Pointer(
             version=version,
             sha256=hashlib.sha256(content).hexdigest(),
             size=len(content),
             path=str(path),
         )
-        pointer = self._waiting
         self.offer()
         self._forget_old()
-        return pointer
+        return self._newest
 
     def offer(self) -> bool:
         """Point to what was written last, if nobody does yet; whether it is known now."""

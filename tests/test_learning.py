@@ -147,6 +147,17 @@ def test_published_and_saved_are_the_weights_at_the_end(run: OnlineRun) -> None:
         assert tensor.equal(published.tensors[name]), name
 
 
+def test_a_version_that_was_published_stays_as_it_is(run: OnlineRun) -> None:
+    """At the end of a run the newest is published again; by then the envelope may be another."""
+    learning, _ = worked(run, updates=0, coordinator=Watched(run), calls=1)
+    publisher, trainer = learning._publisher, learning.trainer
+    version = Version(epoch=publisher.epoch, number=0)
+    first = coordinator(run).read(WEIGHTS)
+    trainer.update()
+    assert publisher.publish(trainer.weights(version.packed), 0) == first
+    assert first is not None and sha256(run.path / first.path) == first.sha256
+
+
 def test_a_newer_learner_fences_the_older(run: OnlineRun) -> None:
     """The second starts while the first works; whatever the first says after that is not heard."""
     seen, second = Watched(run), Watched(run)

@@ -42,6 +42,7 @@ from replay.schedule import schedule_of
 PAUSE = 0.2  # seconds between two looks
 TELL_EVERY, LOG_EVERY = 0.5, 10.0  # seconds
 DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
+ASK_SECONDS = 120.0  # for the last evaluation to begin
 LEARNER_HUNG = 600.0  # seconds in which a learner did nothing
 LOGICAL_CPUS = 256  # of a private cluster: room for as many actors as anybody asks for
 NO_LIMIT = 10**9  # steps
@@ -244,7 +245,10 @@ class Driver:
                 log.warning("event=save-again reason=%s", type(error).__name__)
 
     def _evaluating(self, now: float) -> None:
-        if self.examiner.is_done(self.steps) or self._stopping:
+        given_up = now - self._since > ASK_SECONDS and not self.examiner.busy
+        if given_up:
+            log.warning("event=not-evaluated steps=%d", self.steps)
+        if given_up or self.examiner.is_done(self.steps) or self._stopping:
             self._enter("ending")
 
     def _ending(self, now: float) -> None:

@@ -43,6 +43,10 @@ class Examiner:
                 self._asked = at
                 self._pending = at, self._seat.handle.evaluate.remote(content)
 
+    @property
+    def busy(self) -> bool:
+        return self._pending is not None
+
     def is_done(self, steps: int) -> bool:
         """Whether nothing more can come after so many steps."""
         measured = self._asked >= steps and self._pending is None
