@@ -42,7 +42,6 @@ from replay.schedule import schedule_of
 PAUSE = 0.2  # seconds between two looks
 TELL_EVERY, LOG_EVERY = 0.5, 10.0  # seconds
 DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
-ASK_SECONDS = 120.0  # for the last evaluation to begin
 LEARNER_HUNG = 600.0  # seconds in which a learner did nothing
 LOGICAL_CPUS = 256  # of a private cluster: room for as many actors as anybody asks for
 NO_LIMIT = 10**9  # steps
@@ -245,14 +244,13 @@ class Driver:
                 log.warning("event=save-again reason=%s", type(error).__name__)
 
     def _evaluating(self, now: float) -> None:
-        given_up = now - self._since > ASK_SECONDS and not self.examiner.busy
-        if given_up:
-            log.warning("event=not-evaluated steps=%d", self.steps)
-        if given_up or self.examiner.is_done(self.steps) or self._stopping:
+        if self.examiner.is_done(now, self.steps) or self._stopping:
             self._enter("ending")
 
     def _ending(self, now: float) -> None:
         """The learner saves, the store closes its log. After that nothing of it is looked at."""
+        if self._stopping and not self._code:
+            self._reason = "stopped"  # whatever it was about to say
         calls = [
             (self.fleet.learner.handle, "stop", (DRAIN_SECONDS,)),
             (self.fleet.store.handle, "close", ()),

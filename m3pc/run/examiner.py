@@ -20,6 +20,7 @@ from m3pc.types import Coordinator, CoordinatorUnavailableError
 from m3pc.weights import to_bytes
 
 HUNG = 600.0  # seconds in which an evaluation took no step
+ASK_SECONDS = 120.0  # in which an evaluation that is due cannot begin
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Examiner:
         """`seat` is the evaluator's."""
         self._run, self._seat, self._coordinator = run, seat, coordinator
         self._pending: tuple[int, Any] | None = None  # steps, answer
+        self._waiting: float | None = None  # since when one is due
         self.rows = read(run.path, "evaluation")
         self._asked = self._evaluated  # steps at the last evaluation that was asked for
 
@@ -36,21 +38,29 @@ class Examiner:
         """Take what has come; ask if it is time, or if this is the `last` of the run."""
         if self._pending is not None:
             self._take(now, runlog)
-        elif self._seat.state == "up" and self._is_due(steps, last):
-            # First what it was before anything was learnt, however much is collected already.
-            at, content = (steps, self._newest()) if self._asked >= 0 else (0, self._offline())
-            if content is not None:
-                self._asked = at
-                self._pending = at, self._seat.handle.evaluate.remote(content)
+        elif not self._is_due(steps, last):
+            self._waiting = None
+        elif not self._ask(steps) and self._waiting is None:
+            self._waiting = now
 
-    @property
-    def busy(self) -> bool:
-        return self._pending is not None
-
-    def is_done(self, steps: int) -> bool:
+    def is_done(self, now: float, steps: int) -> bool:
         """Whether nothing more can come after so many steps."""
-        measured = self._asked >= steps and self._pending is None
-        return measured or self._seat.state == "parked"
+        if self._pending is not None:
+            return False
+        given_up = self._waiting is not None and now - self._waiting > ASK_SECONDS
+        return self._asked >= steps or given_up or self._seat.state == "parked"
+
+    def _ask(self, steps: int) -> bool:
+        """Whether it could be. First what the run was before anything was learnt, however much is
+        collected already."""
+        if self._seat.state != "up":
+            return False
+        at, content = (steps, self._newest()) if self._asked >= 0 else (0, self._offline())
+        if content is None:
+            return False
+        self._asked, self._waiting = at, None
+        self._pending = at, self._seat.handle.evaluate.remote(content)
+        return True
 
     def _is_due(self, steps: int, last: bool) -> bool:
         every = self._run.config.evaluation.every
