@@ -195,6 +195,11 @@ LOSS = Metric(
     label="name",
     values=("states", "actions", "rewards", "returns", "nll", "value_loss", "q_loss"),
 )
+COLLECTED_SHARE = Metric(
+    name="m3pc_learner_collected_ratio",
+    kind="gauge",
+    help="Collected part of what the model learns from; the rest was logged.",
+)
 ENTROPY = Metric(name="m3pc_learner_entropy", kind="gauge", help="Entropy of the policy.")
 ALPHA = Metric(name="m3pc_learner_alpha", kind="gauge", help="Multiplier of the entropy's bound.")
 GRADIENT = Metric(name="m3pc_learner_grad_norm", kind="gauge", help="Before it is clipped.")

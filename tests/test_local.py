@@ -11,7 +11,9 @@ import pytest
 from m3pc import checkpoint
 from m3pc.run import local, runlog
 from m3pc.run.local import collection_start, run_local
+from m3pc.run.online import open_run
 from m3pc.run.trainer import Trainer
+from m3pc.telemetry import COLLECTED_SHARE, value
 from m3pc.types import InputError
 from replay.store import Store
 from replay.writer import Writer
@@ -156,6 +158,14 @@ def test_a_run_that_is_being_worked_on_is_left_alone(tmp_path: Path) -> None:
 def test_no_collected_episode_has_the_seeds_of_another() -> None:
     starts = [collection_start(seed, number) for seed in range(3) for number in range(100)]
     assert len({reset for reset, _ in starts}) == len({plan for _, plan in starts}) == 300
+
+
+def test_the_share_of_what_was_collected_is_told(straight: Path, tmp_path: Path) -> None:
+    """By length, of the ten episodes that the model learns from."""
+    run = new_run(tmp_path / "fresh")
+    Writer(run.replay, run.header).close()
+    assert value(Trainer(run).recorder.snapshot(), COLLECTED_SHARE) == 0
+    assert value(Trainer(open_run(straight)).recorder.snapshot(), COLLECTED_SHARE) == 1
 
 
 def test_the_envelope_follows_what_was_collected(straight: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from m3pc.telemetry import (
     ALPHA,
     BATCH_ROWS,
+    COLLECTED_SHARE,
     ENTROPY,
     ENV_STEPS,
     METRICS,
@@ -47,7 +48,7 @@ def describe(driver: "Driver") -> dict[str, Any]:
         "owed": driver.owed,
         "age": mean(snapshot, STALENESS),
         "oldest": quantile(snapshot, STALENESS, 1.0),
-        "collected_share": _collected_share(driver),
+        "collected_share": value(snapshot, COLLECTED_SHARE),
         "planner": {
             "p50": quantile(snapshot, PLAN_SECONDS, 0.5, "total"),
             "p99": quantile(snapshot, PLAN_SECONDS, 0.99, "total"),
@@ -82,13 +83,6 @@ def _actor(actor: "ActorSeat") -> dict[str, Any]:
         return _process(actor)
     doing = {"state": report.state, "steps": value(report.snapshot, ENV_STEPS)}
     return _process(actor) | doing
-
-
-def _collected_share(driver: "Driver") -> float:
-    """Of the episodes that the model learns from."""
-    stored = driver.fleet.stored
-    slots = driver.run.config.replay.episodes
-    return min(stored.episodes / slots, 1.0) if stored else 0.0
 
 
 def log_line(snapshot: Snapshot) -> dict[str, float]:

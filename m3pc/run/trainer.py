@@ -25,6 +25,7 @@ from m3pc.streams import CRITIC_BATCH
 from m3pc.telemetry import (
     ALPHA,
     CHECKPOINT_SECONDS,
+    COLLECTED_SHARE,
     CRITIC_UPDATES,
     ENTROPY,
     GRADIENT,
@@ -213,6 +214,8 @@ class Trainer:
         view = self._joined
         self._returns = per_segment(view.segments, self._returns, self._segment_returns)
         chosen = selected(view, self._buffer.selection, length=self.config.model.window)
+        collected = chosen[len(view.first.lengths) :]
+        self.recorder.set(COLLECTED_SHARE, float(collected.sum() / max(chosen.sum(), 1)))
         return envelope(
             view,
             [self._returns[id(segment)][1] for segment in view.segments],
