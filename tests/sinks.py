@@ -88,9 +88,12 @@ class InFolder:
         path = self._folder / "-".join(map(str, key))
         if path.exists():
             return ack(Status.DUPLICATE, key.sequence + 1)
-        path.write_bytes(payload)
+        aside = path.with_name(f".{path.name}")  # whole or absent, whenever its writer is killed
+        aside.write_bytes(payload)
+        aside.rename(path)
         return ack(Status.DURABLE, key.sequence + 1)
 
     def payloads(self) -> dict[AppendKey, bytes]:
-        keys = {AppendKey(*map(int, path.name.split("-"))): path for path in self._folder.iterdir()}
+        whole = self._folder.glob("[0-9]*")
+        keys = {AppendKey(*map(int, path.name.split("-"))): path for path in whole}
         return {key: keys[key].read_bytes() for key in sorted(keys)}

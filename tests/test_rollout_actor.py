@@ -108,6 +108,7 @@ def test_a_rollout_actor_that_was_killed_comes_back_idle_as_another(
     actor: Any, tmp_path: Path
 ) -> None:
     before = collecting(actor, tmp_path)
+    assert eventually(lambda: len(stored(tmp_path, before.incarnation)) >= 8)
     os.kill(before.pid, signal.SIGKILL)
     again = back(actor, before.pid)
     assert (again.state, again.slot, again.incarnation) == ("idle", 7, -1)
@@ -126,9 +127,8 @@ def test_a_rollout_actor_that_is_asked_to_end_drains_first(actor: Any, tmp_path:
     assert back(actor, before.pid).state == "idle"
     episodes = stored(tmp_path, before.incarnation)
     assert len(episodes) >= before.finished[-1].number + 1
-    cut = [episode for episode in episodes if not episode.truncated]
-    assert 1 <= len(cut) <= 4
-    assert episodes[-len(cut) :] == cut
+    whole = [episode.truncated for episode in episodes]
+    assert all(whole[:-4]), "what was cut came last, at most one of each environment"
 
 
 def test_the_shell_loads_no_numpy_so_that_its_constructor_can_set_the_number_of_threads() -> None:

@@ -21,8 +21,7 @@ from m3pc.types import (
     Version,
 )
 
-AT_ONCE = 16  # updates asked for together
-REFRESH = 50  # updates between two looks at the store
+AT_ONCE = 16  # updates asked for together, on what was collected by then
 PAUSE = 0.2  # seconds, after an answer that nothing may be done or that nobody gave
 START_SECONDS = 60.0  # for the coordinator to give an epoch
 
@@ -79,6 +78,7 @@ class Learning:
                 self._wait(stop)
                 continue
             self._waiting = False
+            self._lead.refresh()
             while self.trainer.updates < allowed and not stop.is_set():
                 self._update()
         self._lead.end()
@@ -116,8 +116,6 @@ class Learning:
 
     def _update(self) -> None:
         self._beat = self._clock()
-        if self.trainer.updates % REFRESH == 0:
-            self._lead.refresh()
         self._lead.update()
         if self.trainer.updates % self._online.publish_every == 0:
             self._publish()
