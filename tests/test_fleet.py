@@ -36,8 +36,9 @@ FLEET: dict[str, Any] = {
 PARTS = ("actor-0", "planner-0", "store", "learner", "evaluator")
 
 
-def command(*words: object) -> str:
-    done = subprocess.run(
+def m3pc(*words: object) -> "subprocess.CompletedProcess[str]":
+    """The command, from another shell."""
+    return subprocess.run(
         [sys.executable, "-m", "m3pc", *map(str, words)],
         cwd=ROOT,
         capture_output=True,
@@ -45,6 +46,10 @@ def command(*words: object) -> str:
         timeout=180,
         check=False,
     )
+
+
+def command(*words: object) -> str:
+    done = m3pc(*words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -258,21 +263,10 @@ def test_a_run_whose_environments_always_break_ends_with_code_three(tmp_path: Pa
     assert len(Store(run / "replay").lengths) == 0
 
 
-def failing_job(*words: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "m3pc", *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-
-
 def test_a_run_that_does_not_run_can_neither_be_scaled_nor_stopped(tmp_path: Path) -> None:
     new_run(tmp_path / "run")
     for words in (("scale", tmp_path / "run", 3), ("stop", tmp_path / "run")):
-        done = failing_job(*words)
+        done = m3pc(*words)
         assert (done.returncode, done.stdout) == (2, "")
         assert "does not run; start it with m3pc resume" in done.stderr
 
@@ -282,6 +276,6 @@ def test_a_second_driver_is_refused(tmp_path: Path) -> None:
 
     new_run(tmp_path / "run")
     with locked(tmp_path / "run"):
-        done = failing_job("resume", tmp_path / "run")
+        done = m3pc("resume", tmp_path / "run")
     assert done.returncode == 2
     assert "is being worked on by another process" in done.stderr
