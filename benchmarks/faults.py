@@ -5,7 +5,7 @@
 A run on d4rl/Hopper-v2 with a model that has hardly learnt (so episodes are short) is started as
 its users do, and its processes are killed in turns. `back` is until another process has the place,
 `episode` until the store has one more after that (of the same slot, where an actor died), `update`
-until the learner has done one more; `kept` is the rate of steps in the ten seconds after the fault
+until the learner has done one more after that; `kept` is the rate of steps in the ten seconds after the fault
 beside the ten seconds before. Times are seen through the run's own status, which is written twice
 a second. At the end every actor's own log is compared with the store.
 """
@@ -45,6 +45,8 @@ PRETRAINING = (
 SETTINGS = (
     "online.steps=100000000",
     "planner.mode=q",
+    "online.updates_per_step=0.02",  # so that nobody waits for the learner
+    "online.critic_updates=1",
     "online.publish_every=10",
     "online.checkpoint_every=50",
     "evaluation.episodes=2",
@@ -112,15 +114,15 @@ def measure(run: Path, rounds: int, actors: int) -> dict[str, list[dict[str, flo
 
 def _killed(work: Job, part: str) -> dict[str, float]:
     before = _rate(work)
-    updates, steps, begin = int(work.status["updates"]), work.steps, time.monotonic()
+    steps, begin = work.steps, time.monotonic()
     pid = work.kill(part)
+    known, updates = -1, -1  # episodes and updates, once it is back
     watched: dict[str, Callable[[], bool]] = {
         "back": lambda: work.pid(part) not in (None, pid),
-        "update": lambda: int(work.status.get("updates", 0)) > updates,
+        "update": lambda: 0 <= updates < _updates(work),
         "episode": lambda: 0 <= known < _episodes(work.run, part),
     }
     numbers: dict[str, float] = {}
-    known = -1  # episodes, once it is back
     while len(numbers) < len(watched):
         now = time.monotonic() - begin
         assert now < PATIENCE, (part, numbers, work.status)
@@ -128,12 +130,16 @@ def _killed(work: Job, part: str) -> dict[str, float]:
             if name not in numbers and has_come():
                 numbers[name] = now
         if "back" in numbers and known < 0:
-            known = _episodes(work.run, part)
+            known, updates = _episodes(work.run, part), _updates(work)
         time.sleep(0.05)
     while time.monotonic() - begin < SECONDS:
         time.sleep(0.1)
     numbers["kept"] = (work.steps - steps) / (time.monotonic() - begin) / before
     return numbers
+
+
+def _updates(work: Job) -> int:
+    return int(work.status.get("updates", 0))
 
 
 def _rate(work: Job) -> float:
