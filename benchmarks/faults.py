@@ -5,9 +5,9 @@
 A run on d4rl/Hopper-v2 with a model that has hardly learnt (so episodes are short) is started as
 its users do, and its processes are killed in turns. `back` is until another process has the place,
 `episode` until the store has one more after that (of the same slot, where an actor died), `update`
-until the learner has done one more after that; `kept` is the rate of steps in the ten seconds after the fault
-beside the ten seconds before. Times are seen through the run's own status, which is written twice
-a second. At the end every actor's own log is compared with the store.
+until the learner has done one more after that; `kept` is the rate of steps in the ten seconds
+after the fault beside the ten seconds before. Times are seen through the run's own status, which is
+written twice a second. At the end every actor's own log is compared with the store.
 """
 
 import argparse
