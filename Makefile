@@ -24,10 +24,9 @@ quickstart: $(VENV)/.installed
 	  --set pretrain.updates=3000 --set critic.regression_updates=1500 --set critic.updates=2500; fi
 	$(BIN)/m3pc evaluate $(QUICK) $(PLANNERS)
 	if [ -d $(ONLINE) ]; then $(BIN)/m3pc resume $(ONLINE); \
-	else $(BIN)/m3pc finetune $(QUICK) --data $(REPLAY) --out $(ONLINE) --planner q --steps 3000 \
+	else $(BIN)/m3pc finetune $(QUICK) --data $(REPLAY) --out $(ONLINE) --planner q --steps 4000 \
 	  --actors 1 --envs-per-actor 4 --set online.slack=0 --set replay.online_after=500 \
-	  --set online.lr=3e-5 --set online.updates_per_step=0.1 --set online.critic_updates=2 \
-	  --set evaluation.every=1500 --set evaluation.episodes=4; fi
+	  --set evaluation.every=2000 --set evaluation.episodes=4; fi
 	$(BIN)/m3pc evaluate $(QUICK) $(PLANNERS) --finetuned $(ONLINE)
 
 test: lint redis $(OTHER_ENGINE)/.installed

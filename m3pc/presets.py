@@ -67,6 +67,8 @@ TABLE: Mapping[str, tuple[object, object]] = {
     "online.updates_per_step":         (0.0,               SAME),
     "online.updates_per_episode":      (200,               SAME),
     "online.batch":                    (SAME,              128),
+    "online.critic_updates":           (SAME,              4),
+    "critic.online":                   (SAME,              "regression"),
     "online.steps":                    (SAME,              30_000),
     "evaluation.every":                (SAME,              5_000),
     "evaluation.episodes":             (SAME,              10),

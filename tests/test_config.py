@@ -73,6 +73,8 @@ SWITCHES = {  # every choice between the released code, the paper and small mach
     "critic.updates":                 (1_000_000,        1_000_000,    10_000),
     "critic.terminals":               (True,             True,         True),
     "critic.tau":                     (0.001,            0.005,        0.005),
+    "critic.online":                  ("iql",            "iql",        "regression"),
+    "online.critic_updates":          (10,               10,           4),
 }
 SHARED = {  # numbers on which all presets agree
     "model.window": 8, "model.expansion": 4, "model.position_scale": 0.5,
@@ -89,7 +91,7 @@ SHARED = {  # numbers on which all presets agree
     "critic.lr": 3e-4, "critic.batch": 256, "critic.discount": 0.99, "critic.expectile": 0.7,
     "replay.episodes": 1000, "replay.offline_transitions": 1_000_000,
     "replay.online_transitions": 1_000_000, "replay.online_after": 5000,
-    "replay.online_share": 0.5, "online.lr": 1e-4, "online.critic_updates": 10, "online.noise": 0.0,
+    "replay.online_share": 0.5, "online.lr": 1e-4, "online.noise": 0.0,
     "evaluation.seeds": 5, "goal.spacing.hopper": 5, "goal.spacing.halfcheetah": 1,
 }
 # fmt: on

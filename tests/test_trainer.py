@@ -33,7 +33,7 @@ def spoil(trainer: Trainer, bad: Callable[[int], bool], *, draws: str = "_pieces
     def batch(number: int) -> Any:
         drawn = real(number)
         if bad(number // each):
-            drawn.rewards[0] = math.inf
+            drawn.rewards[0] = drawn.returns[0] = math.inf  # whichever the critic learns from
         return drawn
 
     found.batch = batch
@@ -47,8 +47,14 @@ def finite(trainer: Trainer) -> bool:
     return all(tensor.isfinite().all() for tensor in everything(trainer.learner).values())
 
 
+@pytest.mark.parametrize("critic", ["iql", "regression"])
 @pytest.mark.parametrize("draws", ["_pieces", "_transitions"])
-def test_an_update_that_is_not_finite_is_left_out_and_counted(trainer: Trainer, draws: str) -> None:
+def test_an_update_that_is_not_finite_is_left_out_and_counted(
+    draws: str, critic: str, tmp_path: Path
+) -> None:
+    run = new_run(tmp_path / "run", critic__online=critic)
+    appended(run, 3)
+    trainer = Trainer(run)
     spoil(trainer, lambda number: number in (1, 3), draws=draws)
     numbers, bits = [], []
     for _ in range(5):
@@ -145,3 +151,16 @@ def test_rewards_and_returns_are_learnt_online_but_by_parity(preset: str) -> Non
     }
     both = {"states", "actions"}
     assert moved == (both if preset == "parity" else both | {"rewards", "returns"})
+
+
+def test_the_critic_learns_online_in_the_way_that_is_set(tmp_path: Path) -> None:
+    """By regression the slow copy of its twins follows at once, by implicit Q-learning slowly."""
+    for way, at_once in (("iql", False), ("regression", True)):
+        run = new_run(tmp_path / way, critic__online=way)
+        appended(run, 3)
+        trainer = Trainer(run)
+        trainer.update()
+        critic = trainer.learner.critic
+        twins = [x.detach() for x in critic.critic.q.parameters()]
+        same = [x.equal(y) for x, y in zip(twins, critic.targets, strict=True)]
+        assert all(same) == at_once
