@@ -42,6 +42,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.decision
 	$(BIN)/python -m benchmarks.replay
 	$(BIN)/python -m benchmarks.online
+	$(BIN)/python -m benchmarks.faults
 
 lint: $(VENV)/.developer
 	$(BIN)/ruff check .

@@ -114,7 +114,7 @@ class Watched:
         )
 
     def _show(self, status: Mapping[str, Any]) -> None:
-        """Called every two seconds by the driver."""
+        """Called by the driver now and then."""
         working = status["updates"] and status["running"] == status["wanted"]
         if status["state"] != "collecting" or len(self._looks) == 2:
             return

@@ -35,8 +35,7 @@ def prepare_compute(config: ComputeConfig) -> None:
 def keep_memory() -> bool:
     """Whether memory that tensors free stays with this process from now on.
 
-    Otherwise each batch gets its megabytes from the kernel anew, page by page, which took a third
-    of the time of planning.
+    Otherwise each batch gets its megabytes from the kernel anew, page by page.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

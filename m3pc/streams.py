@@ -12,8 +12,8 @@ def counter_stream(seed: int, update: int, purpose: int = BATCH) -> np.random.Ge
 
 
 class Mover:
-    """One generator that can be put at the start of any such stream: a fifth of the cost of a new
-    one, which counts where a few numbers are drawn from each of many."""
+    """One generator that can be put at the start of any such stream: cheaper than a new one, which
+    counts where a few numbers are drawn from each of many."""
 
     def __init__(self) -> None:
         self._bits = np.random.Philox(key=0)

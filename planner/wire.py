@@ -1,4 +1,4 @@
-"""Requests and decisions as bytes: Ray carries one string for a tenth of what an object costs it.
+"""Requests and decisions as bytes: Ray carries one string far more cheaply than an object.
 
 E environments, T steps of a window, S state, A action. After a fixed head come the arrays, end to
 end, little-endian.

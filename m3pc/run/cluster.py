@@ -260,8 +260,6 @@ class Driver:
                 self._code = self._code or LATE
         self._enter("ended")
 
-    def _ended(self, now: float) -> None: ...
-
     @property
     def owed(self) -> int:
         stored = self.fleet.stored

@@ -35,6 +35,12 @@ def evaluation(
     )
 
 
+def is_due(before: int, steps: int, *, every: int, last: bool) -> bool:
+    """After so many steps, if the last time was after `before` (below 0: never). A run is measured
+    at its end, too."""
+    return steps // every > before // every or (last and steps > before)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
     """What a run's log keeps of an evaluation."""

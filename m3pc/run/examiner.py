@@ -10,14 +10,15 @@ import ray
 from ray.exceptions import RayError
 
 from m3pc import checkpoint
-from m3pc.files import sha256
-from m3pc.run.evaluation import Evaluated
+from m3pc.run.evaluation import Evaluated, is_due
 from m3pc.run.floor import WEIGHTS
 from m3pc.run.online import OnlineRun
 from m3pc.run.runlog import RunLog, read
 from m3pc.run.seat import Seat
 from m3pc.types import Coordinator, CoordinatorUnavailableError
 from m3pc.weights import to_bytes
+from planner.loader import RejectedError
+from planner.loader import read as published
 
 HUNG = 600.0  # seconds in which an evaluation took no step
 ASK_SECONDS = 120.0  # in which an evaluation that is due cannot begin
@@ -29,6 +30,7 @@ class Examiner:
     def __init__(self, run: OnlineRun, seat: Seat, coordinator: Coordinator) -> None:
         """`seat` is the evaluator's."""
         self._run, self._seat, self._coordinator = run, seat, coordinator
+        self._every = run.config.evaluation.every
         self._pending: tuple[int, Any] | None = None  # steps, answer
         self._waiting: float | None = None  # since when one is due
         self.rows = read(run.path, "evaluation")
@@ -38,7 +40,7 @@ class Examiner:
         """Take what has come; ask if it is time, or if this is the `last` of the run."""
         if self._pending is not None:
             self._take(now, runlog)
-        elif not self._is_due(steps, last):
+        elif not is_due(self._asked, steps, every=self._every, last=last):
             self._waiting = None
         elif not self._ask(steps) and self._waiting is None:
             self._waiting = now
@@ -61,11 +63,6 @@ class Examiner:
         self._asked, self._waiting = at, None
         self._pending = at, self._seat.handle.evaluate.remote(content)
         return True
-
-    def _is_due(self, steps: int, last: bool) -> bool:
-        every = self._run.config.evaluation.every
-        missing = last and self._asked < steps
-        return self._asked < 0 or missing or steps // every > self._asked // every
 
     def _take(self, now: float, runlog: RunLog) -> None:
         assert self._pending is not None
@@ -93,12 +90,10 @@ class Examiner:
         return to_bytes(checkpoint.read(self._run.offline).weights)
 
     def _newest(self) -> bytes | None:
-        """What was published last, or nothing now: it may just be replaced."""
+        """What was published last, verified; or nothing now: it may just be replaced."""
         try:
             pointer = self._coordinator.read(WEIGHTS)
-            path = self._run.path / pointer.path if pointer else None
-            if path is None or pointer is None or sha256(path) != pointer.sha256:
-                return None
-            return path.read_bytes()
-        except (CoordinatorUnavailableError, OSError):
+            return to_bytes(published(self._run.path, pointer)) if pointer else None
+        except (CoordinatorUnavailableError, RejectedError) as error:
+            log.info("event=nothing-to-evaluate reason=%s", error)
             return None

@@ -19,7 +19,7 @@ from actors.rollout import rollouts
 from actors.worker import Acting
 from m3pc.envs import make_vector
 from m3pc.envs.make import Vector
-from m3pc.run.evaluation import evaluated, evaluation
+from m3pc.run.evaluation import evaluated, evaluation, is_due
 from m3pc.run.lock import locked
 from m3pc.run.means import Means
 from m3pc.run.online import OnlineRun, open_run
@@ -125,9 +125,8 @@ class _LockStep:
         self.steps += len(rollout.episode)
 
     def _evaluate(self, log: RunLog) -> None:
-        every, before = self.config.evaluation.every, self._evaluated
-        ended = self.steps >= self.config.online.steps
-        if self.steps // every <= before // every and not (ended and self.steps > before):
+        every, ended = self.config.evaluation.every, self.steps >= self.config.online.steps
+        if not is_due(self._evaluated, self.steps, every=every, last=ended):
             return
         found = evaluation(self.run, self.trainer.weights(self.trainer.updates))
         self._evaluated = self.steps

@@ -33,7 +33,6 @@ from replay.store import Store
 
 FORMAT = 1
 FACTS, SETTINGS, CHECKPOINTS, OFFLINE = "run.json", "config.yaml", "checkpoints", "offline"
-MAY_CHANGE = ("fleet", "evaluation")  # sections, between two starts of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

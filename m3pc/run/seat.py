@@ -20,7 +20,7 @@ ASK_EVERY = 1.0  # seconds
 State = Literal["waiting", "starting", "up", "parked"]
 
 
-class Place(NamedTuple):
+class Home(NamedTuple):
     """Where a process is. Its number may be another's later, but not with the same begin."""
 
     node: str
@@ -49,7 +49,7 @@ class Seat:
         self.state: State = "waiting"
         self.handle: Any = None
         self.report: Any = None  # the last one
-        self.place: Place | None = None
+        self.home: Home | None = None
         self.reason = ""  # of the last end
         self._next = 0.0  # when to be made
         self._asked = self._answered = 0.0
@@ -92,8 +92,8 @@ class Seat:
             self._next = now + ASK_EVERY
             log.info("event=start-later name=%s reason=%s", self.name, error)
             return
-        self.state, self.place = "starting", None
-        self._where = self.handle.__ray_call__.remote(_place)
+        self.state, self.home = "starting", None
+        self._where = self.handle.__ray_call__.remote(_home)
         self._answered = now
         self._send(now)
         log.info("event=process-started name=%s", self.name)
@@ -109,8 +109,8 @@ class Seat:
         answered, _ = ray.wait([self._pending], timeout=0)
         if answered:
             self._take(now)
-        elif now - self._answered > self._patience and self.place is not None:
-            kill_process(self.place)
+        elif now - self._answered > self._patience and self.home is not None:
+            kill_process(self.home)
             self.silent(now)
 
     def silent(self, now: float) -> None:
@@ -124,7 +124,7 @@ class Seat:
             self.failed(now, error)
             return
         self.state, self._answered = "up", now
-        if self.place is None:
+        if self.home is None:
             self._locate()
 
     def failed(self, now: float, error: RayError) -> None:
@@ -136,9 +136,9 @@ class Seat:
         found, _ = ray.wait([self._where], timeout=0)
         if found:
             try:
-                self.place = ray.get(self._where, timeout=1.0)
+                self.home = ray.get(self._where, timeout=1.0)
             except RayError:
-                self._where = self.handle.__ray_call__.remote(_place)
+                self._where = self.handle.__ray_call__.remote(_home)
 
 
 class RestartedSeat(Seat):
@@ -157,25 +157,25 @@ class RestartedSeat(Seat):
 
     def moved(self) -> None:
         """Another process has its name: where is it?"""
-        self.place = None
-        self._where = self.handle.__ray_call__.remote(_place)
+        self.home = None
+        self._where = self.handle.__ray_call__.remote(_home)
 
 
-def kill_process(place: Place) -> None:
+def kill_process(home: Home) -> None:
     """From outside, on its own machine: a stopped process obeys nobody else."""
-    strategy = NodeAffinitySchedulingStrategy(node_id=place.node, soft=False)
-    _end_process.options(scheduling_strategy=strategy).remote(place)
+    strategy = NodeAffinitySchedulingStrategy(node_id=home.node, soft=False)
+    _end_process.options(scheduling_strategy=strategy).remote(home)
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _end_process(place: Place) -> None:
-    if _began(place.pid) == place.began:
-        os.kill(place.pid, signal.SIGKILL)
+def _end_process(home: Home) -> None:
+    if _began(home.pid) == home.began:
+        os.kill(home.pid, signal.SIGKILL)
 
 
-def _place(actor: object) -> Place:
+def _home(actor: object) -> Home:
     pid = os.getpid()
-    return Place(ray.get_runtime_context().get_node_id(), pid, _began(pid))
+    return Home(ray.get_runtime_context().get_node_id(), pid, _began(pid))
 
 
 def _began(pid: int) -> str:

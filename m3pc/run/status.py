@@ -66,12 +66,12 @@ def describe(driver: "Driver") -> dict[str, Any]:
 
 
 def _process(seat: "Seat") -> dict[str, Any]:
-    place = seat.place
+    home = seat.home
     return {
         "name": seat.name,
         "state": seat.state,
-        "pid": place.pid if place else None,
-        "node": place.node if place else None,
+        "pid": home.pid if home else None,
+        "node": home.node if home else None,
         "restarts": seat.restarts.count,
         "reason": seat.reason,  # of the last end
     }
