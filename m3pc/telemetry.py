@@ -6,7 +6,7 @@ changes nothing. Totals of a process that ended stay with whoever adds up, so no
 
 import math
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -317,6 +317,13 @@ def quantile(snapshot: Snapshot, metric: Metric, share: float, label: str = "") 
             return low + (high - low) * wanted / count
         wanted, low = wanted - count, high
     return low  # beyond the last bucket: at least this
+
+
+def share_above(snapshot: Snapshot, metric: Metric, bound: float, label: str = "") -> float:
+    """Of what a histogram observed: in the buckets that end beyond the bound."""
+    counts = snapshot.get(metric.name, {}).get(label, [])[:-1]
+    within = sum(counts[: bisect_right(metric.buckets, bound)])
+    return 1 - within / sum(counts) if any(counts) else math.nan
 
 
 def mean(snapshot: Snapshot, metric: Metric, label: str = "") -> float:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from m3pc.run.audit import Audit, audit
 from m3pc.run.control import told
 from tests.shared_data import ROOT
 from tests.waiting import eventually
@@ -83,6 +84,15 @@ class Job:
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def stop(self) -> Audit:
+        """In order, by a signal; then nothing that was acknowledged is missing."""
+        self.signal(signal.SIGTERM)
+        assert self.wait() == 0, self.output
+        assert "stopped" in self.output
+        found = audit(self.run)
+        assert found.sound, found
+        return found
 
     def wait(self) -> int:
         """Its exit code."""

@@ -1,11 +1,9 @@
 """A run on a cluster of several nodes that was there before it: `--address`."""
 
-import signal
 from pathlib import Path
 
 import pytest
 
-from m3pc.run.audit import audit
 from m3pc.run.ray_node import LOOPBACK
 from tests.online_job import job
 from tests.ray_nodes import nodes
@@ -35,11 +33,7 @@ def test_a_run_goes_on_when_one_of_its_nodes_dies(tmp_path: Path) -> None:
             work.until(lambda: any(work.restarts(f"actor-{slot}") for slot in range(4)))
             work.until_up(4)
             work.advance(100)
-            work.signal(signal.SIGTERM)
-            assert work.wait() == 0, work.output
-    found = audit(run)
-    assert found.sound, found
-    assert found.acknowledged > 10
+            assert work.stop().acknowledged > 10
 
 
 @pytest.mark.ray
@@ -54,8 +48,4 @@ def test_a_run_is_driven_through_ray_client(tmp_path: Path) -> None:
         with job(run, "--address", f"ray://{LOOPBACK}:{port}", **cluster.environment) as work:
             work.until_up(2)
             work.advance(60)
-            work.signal(signal.SIGTERM)
-            assert work.wait() == 0, work.output
-    found = audit(run)
-    assert found.sound, found
-    assert found.acknowledged > 0
+            assert work.stop().acknowledged > 0

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from m3pc.run.totals import Totals
 from m3pc.telemetry import (
     APPENDS,
     BATCH_ROWS,
@@ -12,11 +11,13 @@ from m3pc.telemetry import (
     METRICS,
     PLANNER_VERSION,
     QUEUE_ROWS,
+    STALENESS,
     Metric,
     Recorder,
     mean,
     merged,
     quantile,
+    share_above,
     value,
 )
 
@@ -78,23 +79,19 @@ def test_names_of_another_version_are_left_out() -> None:
     assert merged([{"m3pc_unheard_of_total": {"": [1.0]}}]) == {}
 
 
-def test_counts_outlive_their_process_and_gauges_do_not() -> None:
-    totals = Totals()
-    for life in (1, 2, 2):  # the second says it twice
-        recorder = Recorder()
-        recorder.add(ENV_STEPS, 10)
-        recorder.set(QUEUE_ROWS, life)
-        totals.take("actor-0", life, recorder.snapshot())
-    assert value(totals.now(), ENV_STEPS) == 20
-    assert value(totals.now(), QUEUE_ROWS) == 2
-    totals.ended("actor-0")
-    assert value(totals.now(), ENV_STEPS) == 20
-    assert math.isnan(value(totals.now(), QUEUE_ROWS))
-
-
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
 def test_every_metric_is_named_and_explained(metric: Metric) -> None:
     assert metric.name.startswith("m3pc_")
     assert metric.help.endswith(".")
     assert list(metric.buckets) == sorted(metric.buckets)
     assert len(metric.buckets) <= 14
+
+
+def test_the_share_beyond_a_bound_is_that_of_the_buckets_that_end_beyond_it() -> None:
+    recorder = Recorder()
+    for age in (0, 5, 500, 501, 10**6):
+        recorder.observe(STALENESS, age)
+    found = recorder.snapshot()
+    assert share_above(found, STALENESS, 500) == pytest.approx(2 / 5)
+    assert share_above(found, STALENESS, 5000) == pytest.approx(1 / 5)
+    assert math.isnan(share_above({}, STALENESS, 500))

@@ -84,7 +84,8 @@ def _rows(status: Mapping[str, Any]) -> dict[str, str]:
         "episodes": f"{status['episodes']:,}",
         "return": f"{_number(status['return'])} (best {_number(status['best'])})",
         "updates": f"{status['updates']:,} of {status['owed']:,} owed",
-        "policy age": f"{_number(status['age'])} updates (most {_number(status['oldest'])})",
+        "policy age": f"{_number(status['age'])} updates (most {_number(status['oldest'])}, "
+        f"{_number(100 * status['old_share'])} % old)",
         "replay mix": f"{_number(100 * status['collected_share'])} % collected",
         "planner": f"p50 {_ms(planner.get('p50'))}, p99 {_ms(planner.get('p99'))}, "
         f"batch {_number(planner.get('batch'))}",

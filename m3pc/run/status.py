@@ -20,6 +20,7 @@ from m3pc.telemetry import (
     Snapshot,
     mean,
     quantile,
+    share_above,
     value,
 )
 
@@ -48,6 +49,7 @@ def describe(driver: "Driver") -> dict[str, Any]:
         "owed": driver.owed,
         "age": mean(snapshot, STALENESS),
         "oldest": quantile(snapshot, STALENESS, 1.0),
+        "old_share": share_above(snapshot, STALENESS, config.online.stale_after),
         "collected_share": value(snapshot, COLLECTED_SHARE),
         "planner": {
             "p50": quantile(snapshot, PLAN_SECONDS, 0.5, "total"),
