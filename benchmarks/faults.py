@@ -26,8 +26,9 @@ import numpy as np
 from m3pc import checkpoint
 from m3pc.cli.data import open_store
 from m3pc.presets import resolve
-from m3pc.run import online, pretrain
-from m3pc.run.audit import audit
+from m3pc.run import pretrain
+from m3pc.run.online.audit import audit
+from m3pc.run.online.run import start as start_online
 from m3pc.settings import override
 from replay.store import Store
 from tests.online_job import Job
@@ -86,7 +87,7 @@ def make_run(folder: Path, actors: int) -> Path:
     pretrain.resume(folder / "pre", lambda numbers: None)
     source = checkpoint.read(folder / "pre")
     config = override(source.weights.config, [*SETTINGS, f"fleet.actors={actors}"])
-    online.start(source, data, "d4rl/Hopper-v2", config, folder / "run")
+    start_online(source, data, "d4rl/Hopper-v2", config, folder / "run")
     return folder / "run"
 
 

@@ -98,8 +98,8 @@ def show(runs: list[str], png: Path | None) -> None:
 
 
 def learned(path: str) -> Learned:
-    from m3pc.run.exploration import scaled, score_unit
-    from m3pc.run.online import open_run
+    from m3pc.run.online.exploration import scaled, score_unit
+    from m3pc.run.online.run import open_run
     from m3pc.run.runlog import read as read_metrics
     from m3pc.telemetry import STALENESS
 
@@ -168,7 +168,7 @@ def play(runs: list[str], out: Path, workers: int, episodes: int = FRESH_EPISODE
 
 def _played(job: Job) -> Found:
     from m3pc.run.evaluate import Order, matches
-    from m3pc.run.online import open_run
+    from m3pc.run.online.run import open_run
 
     run = open_run(Path(job.run))
     order = Order(

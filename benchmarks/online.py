@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from m3pc.run.ray_node import connected, prepare
+from m3pc.run.cluster.ray_node import connected, prepare
 
 prepare(None)  # before anything loads Ray
 
@@ -31,7 +31,7 @@ from m3pc.cli.data import open_store  # noqa: E402
 from m3pc.config import Mode  # noqa: E402
 from m3pc.presets import PRESETS  # noqa: E402
 from m3pc.run import pretrain  # noqa: E402
-from m3pc.run.place import NAMESPACE  # noqa: E402
+from m3pc.run.cluster.place import NAMESPACE  # noqa: E402
 from m3pc.settings import replace  # noqa: E402
 from replay.store import Store  # noqa: E402
 

@@ -20,8 +20,8 @@ from actors.worker import Acting
 from benchmarks.live_system import cpu_seconds
 from m3pc import checkpoint
 from m3pc.config import Config, Mode
-from m3pc.run.floor import REPLAY
-from m3pc.run.place import NAMESPACE, Place
+from m3pc.run.cluster.place import NAMESPACE, Place
+from m3pc.run.online.floor import REPLAY
 from m3pc.settings import replace
 from m3pc.telemetry import (
     ACTOR_BLOCKED,

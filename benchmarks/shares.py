@@ -12,10 +12,10 @@ import ray
 from benchmarks.rollout_system import ENV, PATIENCE, grown
 from benchmarks.tables import table
 from m3pc import checkpoint
-from m3pc.run.cluster import Driver
-from m3pc.run.control import want
-from m3pc.run.online import open_run, start
-from m3pc.run.place import Place
+from m3pc.run.cluster.control import want
+from m3pc.run.cluster.driver import Driver
+from m3pc.run.cluster.place import Place
+from m3pc.run.online.run import open_run, start
 from m3pc.settings import replace
 from m3pc.telemetry import (
     ACTOR_BLOCKED,

@@ -26,8 +26,8 @@ from learner.meeting import Meeting, invite, join
 from learner.online import OnlineLearner
 from m3pc.compute import prepare_compute
 from m3pc.config import Config
-from m3pc.run.lead import Mate
-from m3pc.run.online import open_run
+from m3pc.run.cluster.lead import Mate
+from m3pc.run.online.run import open_run
 from m3pc.types import DivergedError, TransitionBatch
 from tests.shared_data import ROOT
 from tests.small_weights import ACTIONS, STATES, segments, tiny_config, tiny_weights

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from m3pc.run.audit import Audit, audit
-from m3pc.run.control import told
+from m3pc.run.cluster.control import told
+from m3pc.run.online.audit import Audit, audit
 from tests.shared_data import ROOT
 from tests.waiting import eventually
 

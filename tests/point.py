@@ -3,9 +3,11 @@
 Its id names its module, so that any process can make it.
 """
 
+import ctypes
 import os
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -48,6 +50,36 @@ class HangingPoint(Point):
         return super().step(action)
 
 
+class CrashingPoint(Point):
+    """Takes its process down once that has stepped such points M3PC_CRASH_AFTER times."""
+
+    taken = 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        CrashingPoint.taken += 1
+        if CrashingPoint.taken == int(os.environ["M3PC_CRASH_AFTER"]):
+            ctypes.string_at(0)
+        return super().step(action)
+
+
+class GreedyPoint(Point):
+    """One process takes all memory that it gets: the first that makes the file M3PC_GREEDY."""
+
+    most, piece = 8 << 30, 128 << 20  # bytes
+    kept: ClassVar[list[Any]] = []
+    greedy: bool | None = None
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if GreedyPoint.greedy is None:
+            with suppress(FileExistsError):
+                os.close(os.open(os.environ["M3PC_GREEDY"], os.O_CREAT | os.O_EXCL))
+                GreedyPoint.greedy = True
+            GreedyPoint.greedy = bool(GreedyPoint.greedy)
+        if GreedyPoint.greedy and len(self.kept) * self.piece < self.most:
+            self.kept.append(np.ones(self.piece, np.uint8))
+        return super().step(action)
+
+
 class BrokenPoint(Point):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -55,7 +87,7 @@ class BrokenPoint(Point):
         raise RuntimeError("it never starts")
 
 
-for kind in (Point, HangingPoint, BrokenPoint):
+for kind in (Point, HangingPoint, CrashingPoint, GreedyPoint, BrokenPoint):
     gymnasium.register(
         f"toy/{kind.__name__}-v0",
         entry_point=f"tests.point:{kind.__name__}",

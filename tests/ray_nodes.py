@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from m3pc.run.ray_node import LOOPBACK, SETTINGS
+from m3pc.run.cluster.ray_node import LOOPBACK, SETTINGS
 from tests.online_job import alive
 from tests.redis_server import free_port
 from tests.waiting import eventually

@@ -18,7 +18,7 @@ from m3pc.config import Config
 from m3pc.coordinator import connect
 from m3pc.envs import make
 from m3pc.run import runlog
-from m3pc.run.online import OnlineRun, open_run, start
+from m3pc.run.online.run import OnlineRun, open_run, start
 from m3pc.run.pretrain import resume as finish_pretraining
 from m3pc.run.pretrain import start as start_pretraining
 from m3pc.settings import replace

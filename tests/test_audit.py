@@ -10,7 +10,7 @@ import pytest
 
 from actors.outbox import Receipt
 from actors.receipts import Receipts
-from m3pc.run.audit import audit
+from m3pc.run.online.audit import audit
 from m3pc.types import Ack, AppendKey, Status
 from replay.payload import encode
 from replay.writer import Writer

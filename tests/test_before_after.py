@@ -13,7 +13,7 @@ from actors.evaluate import Evaluation, evaluate
 from m3pc import checkpoint
 from m3pc.run import evaluate as work
 from m3pc.run.intervals import interval
-from m3pc.run.local import run_local
+from m3pc.run.online.local import run_local
 from planner.policy import Policy
 from tests.commands import Done, assert_one_sentence, invoke, line_with, shows
 from tests.point import POINT

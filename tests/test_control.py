@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from m3pc.run.control import Wanted, is_driven, tell, told, want, wanted
+from m3pc.run.cluster.control import Wanted, is_driven, tell, told, want, wanted
 from m3pc.run.lock import locked
 from m3pc.types import InputError
 

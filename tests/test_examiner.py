@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 import ray
 
-from m3pc.run.evaluation import Evaluated
-from m3pc.run.examiner import ASK_SECONDS, HUNG, Examiner
-from m3pc.run.floor import WEIGHTS, weights_path
-from m3pc.run.online import OnlineRun
+from m3pc.run.cluster.examiner import ASK_SECONDS, HUNG, Examiner
+from m3pc.run.online.evaluation import Evaluated
+from m3pc.run.online.floor import WEIGHTS, weights_path
+from m3pc.run.online.run import OnlineRun
 from m3pc.run.runlog import RunLog, read
 from m3pc.types import Coordinator, Version
 from m3pc.weights import from_bytes

@@ -11,14 +11,16 @@ import pytest
 
 from m3pc import checkpoint
 from m3pc.envs import normalised_score
-from m3pc.run import cluster, results, runlog
-from m3pc.run.control import tell
-from m3pc.run.exploration import Exploration, explored, scaled, score_unit
-from m3pc.run.fleet import Fleet
-from m3pc.run.local import collection_start, run_local
-from m3pc.run.online import OnlineRun, open_run
-from m3pc.run.place import Place
-from m3pc.run.staleness import Staleness
+from m3pc.run import runlog
+from m3pc.run.cluster import driver
+from m3pc.run.cluster.control import tell
+from m3pc.run.cluster.fleet import Fleet
+from m3pc.run.cluster.place import Place
+from m3pc.run.online import results
+from m3pc.run.online.exploration import Exploration, explored, scaled, score_unit
+from m3pc.run.online.local import collection_start, run_local
+from m3pc.run.online.run import OnlineRun, open_run
+from m3pc.run.online.staleness import Staleness
 from m3pc.streams import NOISE, counter_stream
 from m3pc.telemetry import STALENESS, Recorder, mean, quantile
 from m3pc.types import AppendKey, Ask, Version
@@ -259,15 +261,15 @@ def test_a_finished_run_starts_nothing(
     def connected(*arguments: Any, **named: Any) -> Any:
         raise StartedError
 
-    monkeypatch.setattr(cluster, "connected", connected)
+    monkeypatch.setattr(driver, "connected", connected)
     run = new_run(tmp_path / "run")
     status = {"state": "ended", "reason": "finished", "code": 0, "of": 400, "steps": 412}
     tell(run.path, status | change)
     if starts:
         with pytest.raises(StartedError):
-            cluster.run_cluster(run.path, silent, address=None)
+            driver.run_cluster(run.path, silent, address=None)
     else:
-        found = cluster.run_cluster(run.path, silent, address=None)
+        found = driver.run_cluster(run.path, silent, address=None)
         assert (found.code, found.reason, found.steps) == (0, "finished", 412)
 
 
@@ -304,7 +306,7 @@ def test_a_policy_that_nobody_knows_is_not_old_and_none_is_from_the_future() -> 
 
 
 def test_a_learner_counts_what_it_sees_for_the_first_time(collected: OnlineRun) -> None:
-    from m3pc.run.trainer import Trainer
+    from m3pc.run.online.trainer import Trainer
 
     trainer = Trainer(open_run(collected.path))
     trainer.refresh()

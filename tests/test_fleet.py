@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from m3pc import checkpoint
-from m3pc.run.audit import audit
-from m3pc.run.online import open_run
+from m3pc.run.online.audit import audit
+from m3pc.run.online.run import open_run
 from m3pc.run.runlog import read
 from m3pc.types import Version
 from replay.schedule import schedule_of
@@ -218,6 +218,41 @@ def test_an_actor_that_is_stopped_or_whose_environment_hangs_is_replaced(tmp_pat
         work.stop()
     lives = {(key.slot, key.incarnation) for key in Store(run / "replay").keys}
     assert all(sum(slot == mine for slot, _ in lives) >= 2 for mine in (0, 1))
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_planner_that_stalls_is_waited_for_and_one_that_hangs_is_replaced(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    new_run(run, **FLEET | {"fleet__silence": 8.0})
+    with job(run) as work:
+        work.until_up(2)
+        pid = work.kill("planner-0", signal.SIGSTOP)
+        end = time.monotonic() + 2
+        work.until(lambda: time.monotonic() > end)
+        work.kill("planner-0", signal.SIGCONT)
+        work.advance(60)
+        assert (work.pid("planner-0"), work.restarts("planner-0")) == (pid, 0)
+        work.kill("planner-0", signal.SIGSTOP)
+        work.until_replaced("planner-0", pid)
+        assert not alive(pid)
+        work.advance(60)
+        assert [work.restarts(name) for name in PARTS] == [0, 1, 0, 0, 0]
+        work.stop()
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_an_environment_that_takes_its_process_down_costs_its_episodes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    new_run(run, env="tests.point:toy/CrashingPoint-v0", **FLEET)
+    with job(run, M3PC_CRASH_AFTER="150") as work:
+        work.until(lambda: work.restarts("actor-0") and work.restarts("actor-1"))
+        work.advance(60)
+        assert work.stop().acknowledged > 0
+        assert [work.restarts(name) for name in PARTS[1:]] == [0] * 4
+    lives = {(key.slot, key.incarnation) for key in Store(run / "replay").keys}
+    assert len(lives) >= 3
 
 
 def duplicates(run: Path) -> float:

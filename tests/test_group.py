@@ -15,9 +15,9 @@ import torch
 
 from learner.group import Distributed, Group, MatesLostError
 from learner.meeting import Meeting, join
-from m3pc.run.learning import Learning
-from m3pc.run.online import OnlineRun
-from m3pc.run.trainer import Trainer
+from m3pc.run.cluster.learning import Learning
+from m3pc.run.online.run import OnlineRun
+from m3pc.run.online.trainer import Trainer
 from m3pc.types import DivergedError, InputError
 from tests.mate_child import (
     Other,
@@ -161,7 +161,7 @@ def test_a_run_with_a_mate_learns_what_it_would_alone(
     sees each at the same update."""
     counted = Trainer.collected
     monkeypatch.setattr(Trainer, "collected", lambda trainer: counted(trainer) - 1)
-    monkeypatch.setattr("m3pc.run.lead.AGREE_SECONDS", 5.0)
+    monkeypatch.setattr("m3pc.run.cluster.lead.AGREE_SECONDS", 5.0)
     alone, shared = two_runs(tmp_path, optimiser__epsilon=1e-4, online__checkpoint_every=10)
     stop = Event()
 
@@ -228,7 +228,7 @@ def test_learners_that_see_other_episodes_do_not_go_on(
     other: Other, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a machine that sees another folder under the same name."""
-    monkeypatch.setattr("m3pc.run.lead.AGREE_SECONDS", 0.1)
+    monkeypatch.setattr("m3pc.run.cluster.lead.AGREE_SECONDS", 0.1)
     one, two = two_runs(tmp_path)
     appended(one, 5)
     with (

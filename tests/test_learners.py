@@ -11,10 +11,10 @@ import pytest
 import ray
 import torch
 
-from m3pc.run.fleet import Fleet
-from m3pc.run.learning import LearnerReport
-from m3pc.run.place import Place
-from m3pc.run.seat import Seat
+from m3pc.run.cluster.fleet import Fleet
+from m3pc.run.cluster.learning import LearnerReport
+from m3pc.run.cluster.place import Place
+from m3pc.run.cluster.seat import Seat
 from tests.small_online import appended, new_run
 from tests.waiting import eventually
 

@@ -10,10 +10,10 @@ import pytest
 
 from m3pc import checkpoint
 from m3pc.files import sha256
-from m3pc.run.floor import WEIGHTS
-from m3pc.run.learning import AT_ONCE, Learning
-from m3pc.run.online import OnlineRun
-from m3pc.run.place import Place
+from m3pc.run.cluster.learning import AT_ONCE, Learning
+from m3pc.run.cluster.place import Place
+from m3pc.run.online.floor import WEIGHTS
+from m3pc.run.online.run import OnlineRun
 from m3pc.telemetry import PUBLISHED
 from m3pc.types import (
     Coordinator,

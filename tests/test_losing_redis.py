@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from m3pc.files import sha256
-from m3pc.run.floor import WEIGHTS, disk_floor, weights_path
+from m3pc.run.online.floor import WEIGHTS, disk_floor, weights_path
 from m3pc.types import AppendKey, Coordinator, Floor, Pointer, Published, Status, Version
 from replay.payload import encode
 from replay.store import Store

@@ -15,7 +15,7 @@ from benchmarks import o2o, played
 from m3pc import checkpoint
 from m3pc.run import runlog
 from m3pc.run.intervals import interval
-from m3pc.run.local import run_local
+from m3pc.run.online.local import run_local
 from planner.policy import Policy
 from tests.point import POINT
 from tests.small_online import new_run

@@ -1,15 +1,17 @@
 """The planner server in its own process, and the client that asks it."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import RayActorError
 
 from m3pc import telemetry
-from m3pc.types import Ask, InputError, PlannerGoneError, Window
+from m3pc.types import Ask, Decision, InputError, PlannerGoneError, Window
 from planner.client import PlannerClient
 from planner.policy import Policy
 from planner.remote import PlannerActor
@@ -81,3 +83,26 @@ def test_a_planner_that_does_not_exist_is_passed_over_for_one_that_does(actor: A
     assert asking.retries == 1
     with pytest.raises(PlannerGoneError, match="nobody"):
         client("nobody").ask(Ask(window=windows([4]))).result(0.2)
+
+
+def hanging() -> PlannerService:
+    """Sound at its start; then no batch of this process ever ends."""
+
+    def answer(policy: Policy, asks: Sequence[Ask]) -> list[Decision]:
+        time.sleep(600)
+        return []
+
+    found = PlannerService(versioned(1))
+    setattr(Policy, "answer", answer)  # noqa: B010
+    return found
+
+
+@pytest.mark.ray
+def test_a_planner_whose_batch_hangs_ends_and_another_is_asked(actor: Any) -> None:
+    stuck = cast(Any, PlannerActor).options(name="stuck", namespace=NAMESPACE).remote(hanging, 1.0)
+    assert ray.get(stuck.ready.remote(), timeout=SECONDS)
+    asking = client("stuck", NAME)
+    assert len(asking.decide(windows([4, 2])).actions) == 2
+    assert asking.retries == 1
+    with pytest.raises(RayActorError):
+        ray.get(stuck.ready.remote(), timeout=SECONDS)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from m3pc.run.ray_node import connected
+from m3pc.run.cluster.ray_node import connected
 from m3pc.types import InputError
 
 

@@ -1,6 +1,6 @@
 """How long a process that keeps ending is waited for."""
 
-from m3pc.run.restarts import Restarts
+from m3pc.run.cluster.restarts import Restarts
 
 
 def test_the_first_end_is_made_good_at_once_and_later_ones_after_growing_pauses() -> None:
@@ -17,11 +17,3 @@ def test_rare_ends_are_forgotten() -> None:
     restarts = Restarts()
     assert [restarts.ended(1000.0 * n) for n in range(20)] == [1000.0 * n for n in range(20)]
     assert restarts.count == 20
-
-
-def test_what_was_mended_is_forgiven() -> None:
-    restarts = Restarts()
-    for n in range(4):
-        restarts.ended(float(n))
-    restarts.forgive()
-    assert restarts.ended(5.0) == 5.0

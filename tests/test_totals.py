@@ -1,6 +1,6 @@
 """Metrics of a fleet: processes die, counts do not shrink."""
 
-from m3pc.run.totals import Totals
+from m3pc.run.cluster.totals import Totals
 from m3pc.telemetry import ENV_STEPS, QUEUE_ROWS, Recorder, Snapshot, value
 
 

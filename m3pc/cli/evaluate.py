@@ -64,8 +64,8 @@ def evaluate(
     """Play episodes that depend on the seed alone; print return, score, speed; keep JSON."""
     from m3pc.cli.progress import progress
     from m3pc.files import replace_file
-    from m3pc.run import comparison
     from m3pc.run.evaluate import Order, matches
+    from m3pc.run.online import comparison
     from m3pc.types import InputError
 
     order = Order(

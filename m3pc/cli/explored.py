@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from m3pc.run.exploration import Exploration
+    from m3pc.run.online.exploration import Exploration
 
 
 def explored(
@@ -15,9 +15,9 @@ def explored(
     png: Annotated[Path | None, typer.Option(help="Draw it, a panel a run.")] = None,
 ) -> None:
     """Returns of collected episodes over the run, against the level before it. Reads files only."""
-    from m3pc.run.exploration import draw
-    from m3pc.run.exploration import explored as find
-    from m3pc.run.online import open_run
+    from m3pc.run.online.exploration import draw
+    from m3pc.run.online.exploration import explored as find
+    from m3pc.run.online.run import open_run
     from m3pc.types import InputError
 
     opened = [open_run(run) for run in runs]

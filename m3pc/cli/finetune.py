@@ -45,7 +45,7 @@ def finetune(
     """Collect, learn and plan again with what was learned."""
     from m3pc import checkpoint
     from m3pc.cli.data import open_store
-    from m3pc.run.online import start
+    from m3pc.run.online.run import start
     from m3pc.settings import override
     from m3pc.types import InputError
 
@@ -80,17 +80,17 @@ def resume(
 def _go_on(run: Path, *, local: bool, address: str | None, coordinator: str) -> None:
     if local:
         from m3pc.cli.progress import progress
-        from m3pc.run.local import run_local
+        from m3pc.run.online.local import run_local
 
         with progress(f"finetuning {run.name}", "steps") as report:
             done = run_local(run, report)
         typer.echo(f"run: {run}  steps: {done.steps:,}  weights: {done.weights.digest[:16]}")
         return
     from m3pc.cli.live import live
-    from m3pc.run.ray_node import prepare
+    from m3pc.run.cluster.ray_node import prepare
 
     prepare(address)
-    from m3pc.run.cluster import run_cluster
+    from m3pc.run.cluster.driver import run_cluster
 
     with live(f"finetuning {run.name}") as show:
         ended = run_cluster(run, show, address=address, coordinator=coordinator)

@@ -20,8 +20,8 @@ def status(
     from rich.console import Console
 
     from m3pc.cli.live import page
-    from m3pc.run.control import told
-    from m3pc.run.online import open_run
+    from m3pc.run.cluster.control import told
+    from m3pc.run.online.run import open_run
 
     open_run(run)
     found = told(run)
@@ -39,7 +39,7 @@ def scale(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 120.0,
 ) -> None:
     """Change how many rollout processes a running job has. Nothing acknowledged is lost."""
-    from m3pc.run.control import want
+    from m3pc.run.cluster.control import want
 
     _require_driven(run)
     want(run, actors=actors)
@@ -54,7 +54,7 @@ def stop(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 60.0,
 ) -> None:
     """End a running job in order: episodes are stored, a checkpoint is written."""
-    from m3pc.run.control import want
+    from m3pc.run.cluster.control import want
 
     _require_driven(run)
     want(run, stop=True)
@@ -66,8 +66,8 @@ def stop(
 
 
 def _require_driven(run: Path) -> None:
-    from m3pc.run.control import is_driven
-    from m3pc.run.online import open_run
+    from m3pc.run.cluster.control import is_driven
+    from m3pc.run.online.run import open_run
     from m3pc.types import InputError
 
     open_run(run)
@@ -76,7 +76,7 @@ def _require_driven(run: Path) -> None:
 
 
 def _wait(run: Path, seconds: float, done: Any) -> dict[str, Any]:
-    from m3pc.run.control import told
+    from m3pc.run.cluster.control import told
 
     end = time.monotonic() + seconds
     while True:

@@ -26,9 +26,9 @@ from m3pc.telemetry import (
 
 if TYPE_CHECKING:
     from actors.reports import Report
-    from m3pc.run.actor_seat import ActorSeat
-    from m3pc.run.cluster import Driver
-    from m3pc.run.seat import Seat
+    from m3pc.run.cluster.actor_seat import ActorSeat
+    from m3pc.run.cluster.driver import Driver
+    from m3pc.run.cluster.seat import Seat
 
 
 def describe(driver: "Driver") -> dict[str, Any]:

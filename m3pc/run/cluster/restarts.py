@@ -25,7 +25,3 @@ class Restarts:
         pause = FIRST_PAUSE * 2 ** (len(self._ends) - 1)
         # The first time at once: whatever it was may be over.
         return now if len(self._ends) == 1 else now + min(pause, LONGEST_PAUSE)
-
-    def forgive(self) -> None:
-        """Somebody has mended it."""
-        self._ends.clear()

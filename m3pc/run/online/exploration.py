@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from m3pc.envs import normalised_score
 from m3pc.pictures import Panel, exploration
-from m3pc.run.online import OnlineRun
+from m3pc.run.online.run import OnlineRun
 from m3pc.run.runlog import read
 from m3pc.types import InputError, Integers
 from replay import manifest

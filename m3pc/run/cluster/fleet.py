@@ -15,14 +15,14 @@ from actors.reports import Finished, Report
 from actors.worker import Acting
 from learner.remote import LearnerActor
 from m3pc import checkpoint
-from m3pc.run.actor_seat import ActorSeat
-from m3pc.run.evaluator import EvaluatorActor
-from m3pc.run.learners import build_learner
-from m3pc.run.learning import LearnerReport
-from m3pc.run.online import OnlineRun, open_run
-from m3pc.run.place import NAMESPACE, Place
-from m3pc.run.seat import Seat
-from m3pc.run.totals import Totals
+from m3pc.run.cluster.actor_seat import ActorSeat
+from m3pc.run.cluster.evaluator import EvaluatorActor
+from m3pc.run.cluster.learners import build_learner
+from m3pc.run.cluster.learning import LearnerReport
+from m3pc.run.cluster.place import NAMESPACE, Place
+from m3pc.run.cluster.seat import Seat
+from m3pc.run.cluster.totals import Totals
+from m3pc.run.online.run import OnlineRun, open_run
 from m3pc.telemetry import RESTARTS, Recorder, Snapshot
 from planner.client import PlannerClient
 from planner.remote import PlannerActor

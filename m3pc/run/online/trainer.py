@@ -18,8 +18,8 @@ from m3pc.checkpoint import Checkpoint
 from m3pc.compute import prepare_compute
 from m3pc.returns import returns_to_go
 from m3pc.run.dataset import envelope, return_rule, split
-from m3pc.run.online import OnlineRun
-from m3pc.run.staleness import Staleness
+from m3pc.run.online.run import OnlineRun
+from m3pc.run.online.staleness import Staleness
 from m3pc.settings import replace
 from m3pc.streams import CRITIC_BATCH
 from m3pc.telemetry import (

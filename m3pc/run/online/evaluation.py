@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from actors.evaluate import Evaluation, evaluate
-from m3pc.run.online import OnlineRun
+from m3pc.run.online.run import OnlineRun
 from m3pc.weights import Weights
 from planner.policy import Policy
 

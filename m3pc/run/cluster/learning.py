@@ -10,9 +10,9 @@ from typing import Protocol
 
 from learner.group import Group
 from learner.publish import Publisher
-from m3pc.run.floor import WEIGHTS, weights_path
-from m3pc.run.lead import Lead
-from m3pc.run.online import OnlineRun
+from m3pc.run.cluster.lead import Lead
+from m3pc.run.online.floor import WEIGHTS, weights_path
+from m3pc.run.online.run import OnlineRun
 from m3pc.telemetry import COORDINATOR_DOWN, LEARNER_WAIT, Recorder, Snapshot
 from m3pc.types import (
     Coordinator,

@@ -11,10 +11,10 @@ from ray.exceptions import RayError, RayTaskError
 from learner.group import Group, MatesLostError
 from learner.meeting import Meeting, invite, join
 from learner.remote import MateActor, Works
-from m3pc.run.lead import Mate
-from m3pc.run.learning import LearnerReport, Learning
-from m3pc.run.online import OnlineRun, open_run
-from m3pc.run.place import NAMESPACE, Place
+from m3pc.run.cluster.lead import Mate
+from m3pc.run.cluster.learning import LearnerReport, Learning
+from m3pc.run.cluster.place import NAMESPACE, Place
+from m3pc.run.online.run import OnlineRun, open_run
 from replay.client import StoreClient
 
 # That a learner waits for another: more than the first ever takes between two orders, with a store

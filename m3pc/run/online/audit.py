@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from m3pc.run.online import open_run
+from m3pc.run.online.run import open_run
 from m3pc.types import AppendKey
 from replay.payload import encode
 from replay.store import Store

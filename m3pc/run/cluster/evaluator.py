@@ -8,8 +8,8 @@ from typing import Any
 import ray
 
 from m3pc.compute import prepare_compute
-from m3pc.run.evaluation import Evaluated, evaluated, evaluation
-from m3pc.run.online import open_run
+from m3pc.run.online.evaluation import Evaluated, evaluated, evaluation
+from m3pc.run.online.run import open_run
 from m3pc.types import Version
 from m3pc.weights import from_bytes
 

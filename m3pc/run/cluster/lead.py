@@ -9,8 +9,8 @@ import time
 from enum import IntEnum
 
 from learner.group import Group, MatesLostError
-from m3pc.run.online import OnlineRun
-from m3pc.run.trainer import Trainer
+from m3pc.run.online.run import OnlineRun
+from m3pc.run.online.trainer import Trainer
 from m3pc.telemetry import Recorder
 
 AGREE_SECONDS, PAUSE = 60.0, 0.2  # for all to see the same episodes; between two trials

@@ -25,17 +25,17 @@ from typing import Any, Literal
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
-from m3pc.run.control import tell, told, want, wanted
-from m3pc.run.examiner import Examiner
-from m3pc.run.fleet import Fleet
-from m3pc.run.learning import LearnerReport
+from m3pc.run.cluster.control import tell, told, want, wanted
+from m3pc.run.cluster.examiner import Examiner
+from m3pc.run.cluster.fleet import Fleet
+from m3pc.run.cluster.learning import LearnerReport
+from m3pc.run.cluster.place import NAMESPACE, Place
+from m3pc.run.cluster.ray_node import connected
+from m3pc.run.cluster.status import Rate, describe, log_line
 from m3pc.run.lock import locked
-from m3pc.run.online import OnlineRun, open_run
-from m3pc.run.place import NAMESPACE, Place
-from m3pc.run.ray_node import connected
-from m3pc.run.results import save_pictures
+from m3pc.run.online.results import save_pictures
+from m3pc.run.online.run import OnlineRun, open_run
 from m3pc.run.runlog import RunLog
-from m3pc.run.status import Rate, describe, log_line
 from m3pc.types import Coordinator, DivergedError, InputError
 from replay.schedule import schedule_of
 

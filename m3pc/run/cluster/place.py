@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from m3pc.coordinator import connect
-from m3pc.run.floor import disk_floor
+from m3pc.run.online.floor import disk_floor
 from m3pc.types import Coordinator, Floor
 
 GENERATIONS, COORDINATOR = "generations", "coordinator.sqlite"  # in the run's folder

@@ -7,7 +7,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.reports import Report
-from m3pc.run.seat import RestartedSeat
+from m3pc.run.cluster.seat import RestartedSeat
 
 WORKING = ("running", "draining")
 

@@ -25,7 +25,7 @@ from m3pc.envs import make
 from m3pc.envs.make import step_limit
 from m3pc.files import durable_file, staged_directory
 from m3pc.presets import dump, load
-from m3pc.run.floor import REPLAY
+from m3pc.run.online.floor import REPLAY
 from m3pc.types import InputError
 from m3pc.weights import Weights
 from replay.manifest import Header

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 
 from m3pc.pictures import online_curve
-from m3pc.run.exploration import draw, explored, offline_level, scaled, score_unit
-from m3pc.run.online import OnlineRun
+from m3pc.run.online.exploration import draw, explored, offline_level, scaled, score_unit
+from m3pc.run.online.run import OnlineRun
 from m3pc.run.runlog import read
 from m3pc.telemetry import ENTROPY
 

@@ -13,7 +13,7 @@ from m3pc.config import Config
 from m3pc.run.agent import policy
 from m3pc.run.evaluate import Match, Played
 from m3pc.run.intervals import interval
-from m3pc.run.online import OnlineRun, open_run
+from m3pc.run.online.run import OnlineRun, open_run
 from m3pc.settings import flatten
 from m3pc.types import InputError
 

@@ -10,11 +10,11 @@ import ray
 from ray.exceptions import RayError
 
 from m3pc import checkpoint
-from m3pc.run.evaluation import Evaluated, is_due
-from m3pc.run.floor import WEIGHTS
-from m3pc.run.online import OnlineRun
+from m3pc.run.cluster.seat import Seat
+from m3pc.run.online.evaluation import Evaluated, is_due
+from m3pc.run.online.floor import WEIGHTS
+from m3pc.run.online.run import OnlineRun
 from m3pc.run.runlog import RunLog, read
-from m3pc.run.seat import Seat
 from m3pc.types import Coordinator, CoordinatorUnavailableError
 from m3pc.weights import to_bytes
 from planner.loader import RejectedError

@@ -19,13 +19,13 @@ from actors.rollout import rollouts
 from actors.worker import Acting
 from m3pc.envs import make_vector
 from m3pc.envs.make import Vector
-from m3pc.run.evaluation import evaluated, evaluation, is_due
 from m3pc.run.lock import locked
 from m3pc.run.means import Means
-from m3pc.run.online import OnlineRun, open_run
-from m3pc.run.results import save_pictures
+from m3pc.run.online.evaluation import evaluated, evaluation, is_due
+from m3pc.run.online.results import save_pictures
+from m3pc.run.online.run import OnlineRun, open_run
+from m3pc.run.online.trainer import Trainer
 from m3pc.run.runlog import RunLog
-from m3pc.run.trainer import Trainer
 from m3pc.types import AppendKey, Decision, Status, Window
 from m3pc.weights import Weights
 from planner.policy import Policy
