@@ -62,7 +62,8 @@ def main() -> None:
     playing.add_argument("runs", nargs="+")
     playing.add_argument("--out", type=Path, required=True)
     playing.add_argument("--jobs", type=int, default=2)
-    playing.set_defaults(do=lambda given: play(given.runs, given.out, given.jobs))
+    playing.add_argument("--episodes", type=int, default=FRESH_EPISODES)
+    playing.set_defaults(do=lambda given: play(given.runs, given.out, given.jobs, given.episodes))
     comparing = commands.add_parser("compare")
     comparing.add_argument("results", type=Path)
     comparing.set_defaults(do=lambda given: compare(read(given.results, Job)))
@@ -157,7 +158,7 @@ def _draw(groups: dict[str, list[Learned]], png: Path, unit: str) -> None:
 # Fresh episodes
 
 
-def play(runs: list[str], out: Path, workers: int, episodes: int = FRESH_EPISODES) -> None:
+def play(runs: list[str], out: Path, workers: int, episodes: int) -> None:
     jobs = [
         Job(run=run, weights=weights, seed=FRESH_SEED, episodes=episodes)
         for run in runs

@@ -3,9 +3,9 @@
     python -m benchmarks.online [--quick] [--json FILE]
 
 Preset small's network (64 candidates) on d4rl/Hopper-v2, in the real processes on a private Ray
-cluster. What is compared is measured in turns within one run, so that a noisy machine disturbs it
-alike; a ratio is the median over the rounds, with its quartiles. Prints Markdown. Linux only:
-processor times come from /proc.
+cluster; the server also with a network as wide as the paper's. What is compared is measured in
+turns within one run, so that a noisy machine disturbs it alike; a ratio is the median over the
+rounds, with its quartiles. Prints Markdown. Linux only: processor times come from /proc.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from replay.store import Store  # noqa: E402
 DATA = "shipped:hopper-medium-replay"
 MODES: tuple[Mode, ...] = ("rcbc", "m")
 FEW, MANY = Shape(actors=2, envs=8), Shape(actors=2, envs=32)  # 16 in all, 16 in a call
+WIDE = 512  # the paper's width
 CPUS = 8  # logical ones, for the whole run
 
 
@@ -51,6 +52,7 @@ class Size:
     envs: int = 4  # of each of these
     ways: tuple[tuple[Shape, tuple[Mode, ...]], ...] = ((FEW, MODES), (MANY, ("rcbc",)))
     batches: tuple[tuple[int, int], ...] = ((16, 8), (16, 16), (64, 16))  # all, of a request
+    wide_batches: tuple[tuple[int, int], ...] = ((16, 8), (64, 16))
     served_rounds: int = 6
     served_seconds: float = 1.0
     run_seconds: float = 30.0
@@ -64,6 +66,7 @@ QUICK = Size(
     actors=(1, 2),
     ways=((FEW, MODES),),
     batches=((16, 8),),
+    wide_batches=((16, 8),),
     served_rounds=2,
     served_seconds=0.2,
     run_seconds=3.0,
@@ -105,14 +108,21 @@ def measure(folder: Path, size: Size) -> dict[str, Any]:
                 for shape, modes in size.ways
                 for row in report_ways(system, rounds, modes, shape, source)
             ],
-            "served": report_served(
-                system,
-                source,
-                MODES,
-                size.batches,
-                rounds=size.served_rounds,
-                seconds=size.served_seconds,
-            ),
+            "served": [
+                row
+                for weights, modes, batches in (
+                    (source, MODES, size.batches),
+                    (untrained(folder / "wide", data, WIDE), ("rcbc",), size.wide_batches),
+                )
+                for row in report_served(
+                    system,
+                    weights,
+                    modes,
+                    batches,
+                    rounds=size.served_rounds,
+                    seconds=size.served_seconds,
+                )
+            ],
         }
     return found | {"shares": report_shares(folder / "run", source, data, size.run_seconds)}
 
@@ -126,6 +136,11 @@ def pretrained(path: Path, data: Store, updates: int) -> Path:
     }
     pretrain.start(data, replace(PRESETS["small"], settings), path)
     pretrain.resume(path, lambda numbers: None)
+    return path
+
+
+def untrained(path: Path, data: Store, width: int) -> Path:
+    pretrain.start(data, replace(PRESETS["small"], {"model.width": width}), path)
     return path
 
 

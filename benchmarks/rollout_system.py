@@ -105,11 +105,15 @@ class System:
         self._planners: dict[str, Any] = {}
         self._actors: dict[tuple[str, int], Any] = {}
 
-    def serve(self, name: str, settings: Mapping[str, Any] | None = None) -> str:
-        """Start a planner server, with some settings of its own, unless it runs already."""
+    def serve(
+        self, name: str, settings: Mapping[str, Any] | None = None, source: Path | None = None
+    ) -> str:
+        """Start a planner server, with settings and weights of its own, unless it runs already."""
         if name in self._planners:
             return name
-        build = partial(build_planner, self._source, replace(self._config, dict(settings or {})))
+        path = source or self._source
+        config = checkpoint.read(path).weights.config
+        build = partial(build_planner, path, replace(config, dict(settings or {})))
         options: dict[str, Any] = {"name": name, "namespace": NAMESPACE, "num_cpus": 0}
         self._planners[name] = cast(Any, PlannerActor).options(**options).remote(build)
         assert ray.get(self._planners[name].ready.remote(), timeout=PATIENCE)

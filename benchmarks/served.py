@@ -73,10 +73,11 @@ def report_served(
 ) -> list[dict[str, Any]]:
     """`sizes`: environments of a batch and of each of its requests."""
     weights = checkpoint.read(source).weights
+    width = weights.config.model.width
     rows = []
     for batch, request in sizes:
         settings = {"fleet.batch": batch}
-        name = system.serve(f"batch-{batch}-{request}", settings)
+        name = system.serve(f"width-{width}-batch-{batch}-{request}", settings, source)
         with closing(PlannerService(weights, replace(weights.config, settings))) as service:
             kinds = {
                 "direct": Kind(run=partial(direct, Policy(weights)), cpu=time.process_time),
@@ -89,7 +90,8 @@ def report_served(
             loads = [load(weights, mode, batch, request) for mode in modes]
             rows += [_row(given, kinds, rounds, seconds) for given in loads]
     print(
-        f"\n### The server and the direct call\n\n{AHEAD} batches on their way; {rounds} rounds. "
+        f"\n### The server and the direct call, width {width}\n\n"
+        f"{AHEAD} batches on their way; {rounds} rounds. "
         "By CPU: decisions per second of processor time of the server's process. Without Ray: the "
         "batcher and its thread alone.\n"
     )
@@ -107,7 +109,8 @@ def report_served(
     )
     print()
     for row in rows:
-        what = f"server / direct, {row['mode']}, {row['rows']} rows in {row['requests']} requests"
+        what = f"server / direct, width {width}, {row['mode']}, {row['rows']} rows"
+        what += f" in {row['requests']} request(s)"
         judge(what, row["server"][1], AIM)
     return rows
 

@@ -6,6 +6,7 @@ Its id names its module, so that any process can make it.
 import ctypes
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -38,27 +39,21 @@ class Point(gymnasium.Env[Any, Any]):
         return np.array([self._place, self._speed])
 
 
-class HangingPoint(Point):
-    """Hangs once its process has stepped such points M3PC_HANG_AFTER times."""
+HARM: dict[str, Callable[[], object]] = {
+    "hang": lambda: time.sleep(600),
+    "crash": lambda: ctypes.string_at(0),
+}
+
+
+class UnrulyPoint(Point):
+    """Does its process harm, M3PC_HARM, once that has stepped such points M3PC_HARM_AFTER times."""
 
     taken = 0
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        HangingPoint.taken += 1
-        if HangingPoint.taken == int(os.environ["M3PC_HANG_AFTER"]):
-            time.sleep(600)
-        return super().step(action)
-
-
-class CrashingPoint(Point):
-    """Takes its process down once that has stepped such points M3PC_CRASH_AFTER times."""
-
-    taken = 0
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        CrashingPoint.taken += 1
-        if CrashingPoint.taken == int(os.environ["M3PC_CRASH_AFTER"]):
-            ctypes.string_at(0)
+        UnrulyPoint.taken += 1
+        if UnrulyPoint.taken == int(os.environ["M3PC_HARM_AFTER"]):
+            HARM[os.environ["M3PC_HARM"]]()
         return super().step(action)
 
 
@@ -87,7 +82,7 @@ class BrokenPoint(Point):
         raise RuntimeError("it never starts")
 
 
-for kind in (Point, HangingPoint, CrashingPoint, GreedyPoint, BrokenPoint):
+for kind in (Point, UnrulyPoint, GreedyPoint, BrokenPoint):
     gymnasium.register(
         f"toy/{kind.__name__}-v0",
         entry_point=f"tests.point:{kind.__name__}",

@@ -207,8 +207,8 @@ def test_updates_per_step_are_the_same_with_two_actors_and_with_eight(tmp_path: 
 def test_an_actor_that_is_stopped_or_whose_environment_hangs_is_replaced(tmp_path: Path) -> None:
     run = tmp_path / "run"
     changes = {"fleet__silence": 4.0, "fleet__step_timeout": 3.0}
-    new_run(run, env="tests.point:toy/HangingPoint-v0", **FLEET | changes)
-    with job(run, M3PC_HANG_AFTER="150") as work:
+    new_run(run, env="tests.point:toy/UnrulyPoint-v0", **FLEET | changes)
+    with job(run, M3PC_HARM="hang", M3PC_HARM_AFTER="150") as work:
         work.until_up(2)
         pid = work.kill("actor-1", signal.SIGSTOP)
         work.until_replaced("actor-1", pid)
@@ -245,8 +245,8 @@ def test_a_planner_that_stalls_is_waited_for_and_one_that_hangs_is_replaced(tmp_
 @pytest.mark.timeout(600)
 def test_an_environment_that_takes_its_process_down_costs_its_episodes(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    new_run(run, env="tests.point:toy/CrashingPoint-v0", **FLEET)
-    with job(run, M3PC_CRASH_AFTER="150") as work:
+    new_run(run, env="tests.point:toy/UnrulyPoint-v0", **FLEET)
+    with job(run, M3PC_HARM="crash", M3PC_HARM_AFTER="150") as work:
         work.until(lambda: work.restarts("actor-0") and work.restarts("actor-1"))
         work.advance(60)
         assert work.stop().acknowledged > 0
