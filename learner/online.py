@@ -1,6 +1,7 @@
 """The model and its critic while both go on learning from what is collected."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from learner.group import Group
 from learner.iql import CriticLearner
+from learner.optimiser import online_rate
 from learner.trajectory import TrajectoryLearner
 from m3pc.config import Config
 from m3pc.settings import replace
@@ -33,7 +35,7 @@ class OnlineLearner:
             weights.model(device),
             weights.normaliser(device),
             _online(config),
-            rate=lambda number: config.online.lr,
+            rate=partial(online_rate, config.online),
             group=group,
         )
         self.critic = CriticLearner(weights.critic(device), config.critic, group)

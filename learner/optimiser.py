@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
-from m3pc.config import OptimiserConfig, PretrainConfig
+from m3pc.config import OnlineConfig, OptimiserConfig, PretrainConfig
 from m3pc.types import DivergedError, InputError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -32,6 +32,13 @@ def learning_rate(config: PretrainConfig, update: int) -> float:
         return config.lr * (update + 1) / config.warmup
     share = (update - config.warmup) / max(config.updates - config.warmup, 1)
     return config.lr * 0.5 * (1 + math.cos(math.pi * share))
+
+
+def online_rate(config: OnlineConfig, update: int) -> float:
+    """In a line from `lr` to the part of it that is left after the updates that all steps owe."""
+    owed = config.steps * config.updates_per_step
+    done = min(update / owed, 1.0) if owed else 0.0
+    return config.lr * (1 + done * (config.lr_end - 1))
 
 
 def set_learning_rate(optimiser: Adam, rate: float) -> None:

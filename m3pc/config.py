@@ -297,7 +297,8 @@ class OnlineConfig(Section):
 
     steps: CountOrZero = _field(200_000, "environment steps in all")
     batch: Count = _field(512, "segments per update of the model")
-    lr: Part = _field(1e-4, "learning rate of the model, constant")
+    lr: Part = _field(1e-4, "learning rate of the model at the start")
+    lr_end: Share = _field(1.0, "part of it left when all steps are collected; 1: it is constant")
     updates_per_step: Annotated[float, Field(ge=0, le=1000)] = _field(0.2, "owed per step")
     updates_per_episode: CountOrZero = _field(0, "owed per episode, on top")
     critic_updates: CountOrZero = _field(10, "critic updates per update of the model")

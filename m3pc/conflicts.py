@@ -66,6 +66,11 @@ def _of_learning(config: "Config") -> Iterator[str]:
         yield _no_weight("loss.weights", config.loss.weights)
     if not online.updates_per_step and not online.updates_per_episode:
         yield "online.updates_per_step is 0; give more, or set online.updates_per_episode above 0"
+    if online.lr_end < 1 and online.updates_per_episode:
+        yield (
+            f"online.lr_end is {online.lr_end}; give 1, or set online.updates_per_episode to 0:"
+            " otherwise nobody knows how many updates there will be"
+        )
     if replay.online_after > replay.online_transitions:
         yield (
             f"replay.online_after is {replay.online_after}; give at most"

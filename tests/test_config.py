@@ -91,7 +91,7 @@ SHARED = {  # numbers on which all presets agree
     "critic.lr": 3e-4, "critic.batch": 256, "critic.discount": 0.99, "critic.expectile": 0.7,
     "replay.episodes": 1000, "replay.offline_transitions": 1_000_000,
     "replay.online_transitions": 1_000_000, "replay.online_after": 5000,
-    "replay.online_share": 0.5, "online.lr": 1e-4, "online.noise": 0.0,
+    "replay.online_share": 0.5, "online.lr": 1e-4, "online.lr_end": 1.0, "online.noise": 0.0,
     "evaluation.seeds": 5, "goal.spacing.hopper": 5, "goal.spacing.halfcheetah": 1,
 }
 # fmt: on
@@ -256,6 +256,10 @@ CONFLICTS = [
     (
         "online.updates_per_step=0",
         "online.updates_per_step is 0; give more, or set online.updates_",
+    ),
+    (
+        "online={lr_end: 0.5, updates_per_episode: 200}",
+        "online.lr_end is 0.5; give 1, or set online.updates_per_episode to 0",
     ),
     ("replay.online_transitions=10", "replay.online_after is 5000; give at most replay.online_tr"),
 ]

@@ -14,11 +14,12 @@ from learner.optimiser import (
     adamw,
     clip,
     learning_rate,
+    online_rate,
     optimiser_state,
     restore_optimiser,
 )
 from learner.trajectory import TrajectoryLearner, tokens
-from m3pc.config import Config, PretrainConfig
+from m3pc.config import Config, OnlineConfig, PretrainConfig
 from m3pc.masks import draw
 from m3pc.model import TrajectoryModel
 from m3pc.streams import MASKS, counter_stream
@@ -75,6 +76,13 @@ def test_the_learning_rate_warms_up_in_a_line_and_falls_down_a_cosine() -> None:
     assert rate(100) == pytest.approx(0, abs=1e-12)
     rates = [rate(update) for update in range(100)]
     assert rates == sorted(rates[:10]) + sorted(rates[10:], reverse=True)
+
+
+def test_the_learning_rate_online_falls_in_a_line_until_all_steps_are_collected() -> None:
+    config = OnlineConfig(steps=1000, updates_per_step=0.1, lr=1e-3, lr_end=0.2)
+    rates = [online_rate(config, update) for update in (0, 50, 100, 170)]
+    assert rates == pytest.approx([1e-3, 6e-4, 2e-4, 2e-4])
+    assert online_rate(OnlineConfig(lr=1e-3), 10**6) == 1e-3
 
 
 def test_a_schedule_may_have_no_warm_up_or_nothing_else() -> None:
