@@ -5,12 +5,13 @@ python -m benchmarks.o2o play RUN [RUN ...] --out results.jsonl         both, on
 python -m benchmarks.o2o compare results.jsonl                          prints what was played
 
 A run is a folder NAME-SEED made by `m3pc finetune`; runs of one NAME differ in their training seed.
-Before and after are played by the planner that the run was evaluated with, on the same episodes.
+Before and after are played on the same episodes, by the planners that are named (rcbc@0.4: asked
+for 0.4 times the best return) or else by the one that the run was evaluated with.
 Started again, `play` plays only what is not in the file yet; runs are known by their path.
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,7 @@ class Job:
     weights: str  # one of WEIGHTS
     seed: int
     episodes: int
+    planner: str = ""  # default: the one that the run was evaluated with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ def main() -> None:
     playing.add_argument("--out", type=Path, required=True)
     playing.add_argument("--jobs", type=int, default=2)
     playing.add_argument("--episodes", type=int, default=FRESH_EPISODES)
-    playing.set_defaults(do=lambda given: play(given.runs, given.out, given.jobs, given.episodes))
+    playing.add_argument("--planner", action="append", default=[])
+    playing.set_defaults(do=play_asked)
     comparing = commands.add_parser("compare")
     comparing.add_argument("results", type=Path)
     comparing.set_defaults(do=lambda given: compare(read(given.results, Job)))
@@ -158,10 +161,17 @@ def _draw(groups: dict[str, list[Learned]], png: Path, unit: str) -> None:
 # Fresh episodes
 
 
-def play(runs: list[str], out: Path, workers: int, episodes: int) -> None:
+def play_asked(given: argparse.Namespace) -> None:
+    play(given.runs, given.out, given.jobs, episodes=given.episodes, planners=given.planner)
+
+
+def play(
+    runs: list[str], out: Path, workers: int, *, episodes: int, planners: Sequence[str] = ()
+) -> None:
     jobs = [
-        Job(run=run, weights=weights, seed=FRESH_SEED, episodes=episodes)
+        Job(run=run, weights=weights, seed=FRESH_SEED, episodes=episodes, planner=planner)
         for run in runs
+        for planner in planners or [""]
         for weights in WEIGHTS
     ]
     finish(jobs, out, workers, _played)
@@ -178,13 +188,12 @@ def _played(job: Job) -> Found:
         episodes=job.episodes,
         seed=job.seed,
     )
-    (match,) = matches(order)
+    (match,) = matches(order, [job.planner] if job.planner else [])
     return match.play(lambda numbers: None).as_json()
 
 
 def compare(results: list[Result[Job]]) -> None:
-    found = {(one.job.run, one.job.weights): one for one in results}
-    pairs = [run for run, weights in found if weights == "offline" and (run, WEIGHTS[1]) in found]
+    found = {(one.job.run, _planner(one), one.job.weights): one for one in results}
     print(f"{results[0].job.episodes} fresh episodes a run (seed {FRESH_SEED}); ", end="")
     print(f"engine {results[0].found['engine']}\n")
     print(
@@ -192,15 +201,22 @@ def compare(results: list[Result[Job]]) -> None:
         "| after minus before, 95 % interval | by training seed |"
     )
     print("|---" * 9 + "|")
-    for name, runs in _names(sorted(pairs)).items():
-        before, after = ([found[run, weights] for run in runs] for weights in WEIGHTS)
-        first = before[0].found
+    groups: dict[tuple[str, str], list[str]] = {}
+    for run, planner, weights in found:
+        if weights == "offline" and (run, planner, "finetuned") in found:
+            groups.setdefault((name_of(run), planner), []).append(run)
+    for (name, planner), runs in sorted(groups.items()):
+        before, after = ([found[run, planner, w] for run in sorted(runs)] for w in WEIGHTS)
         gains = np.stack([b.returns - a.returns for a, b in zip(before, after, strict=True)])
-        cells = [name, f"{len(runs)}", f"{first['planner']}@{first['ratio']:g}"]
+        cells = [name, f"{len(runs)}", planner]
         cells += [f"{np.mean([one.returns for one in group]):.0f}" for group in (before, after)]
         cells += [_score(group) for group in (before, after)]
         print(f"| {' | '.join([*cells, *gain_cells(gains)])} |")
     print()
+
+
+def _planner(result: Result[Job]) -> str:
+    return f"{result.found['planner']}@{result.found['ratio']:g}"
 
 
 def _score(group: list[Result[Job]]) -> str:

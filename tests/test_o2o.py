@@ -121,6 +121,11 @@ def test_before_and_after_are_played_on_fresh_seeds_once(
     assert found[:5] == ["point", "2", "q@1", f"{before.mean():.0f}", f"{after.mean():.0f}"]
     low, high = interval(after - before)
     assert found[7] == f"{(after - before).mean():+.0f} ({low:+.0f} to {high:+.0f})"
+    o2o.play(runs, out, 1, episodes=2, planners=["rcbc@0.4"])
+    capsys.readouterr()
+    command(monkeypatch, "compare", out)
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[2] for row in rows if row.startswith("| point")] == ["q@1", "rcbc@0.4"]
 
 
 def test_the_weights_that_a_run_started_from_stay_with_it(runs: list[str]) -> None:
