@@ -64,7 +64,8 @@ TABLE: Mapping[str, tuple[object, object]] = {
     "critic.tau":                      (1e-3,              SAME),
     # Beside those switches: how fast and how long to learn online.
     "planner.mode":                    (SAME,              "m"),
-    "online.updates_per_step":         (0.0,               SAME),
+    "online.updates_per_step":         (0.0,               0.1),
+    "online.lr_end":                   (SAME,              0.05),  # a run ends where it is calm
     "online.updates_per_episode":      (200,               SAME),
     "online.batch":                    (SAME,              128),
     "online.critic_updates":           (SAME,              4),

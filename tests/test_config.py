@@ -58,6 +58,8 @@ SWITCHES = {  # every choice between the released code, the paper and small mach
     "planner.q.inverse_temperature":  (1.0,              1.0,          1.0),
     "planner.m.inverse_temperature":  (0.01,             1.0,          1.0),
     "planner.candidates":             (625,              625,          64),
+    "online.updates_per_step":        (0.0,              0.2,          0.1),
+    "online.lr_end":                  (1.0,              1.0,          0.05),
     "planner.lam":                    (0.6,              0.6,          0.6),
     "planner.discount":               (0.99,             0.99,         0.99),
     "planner.m.spread":               (1.0,              1.0,          1.0),
@@ -91,7 +93,7 @@ SHARED = {  # numbers on which all presets agree
     "critic.lr": 3e-4, "critic.batch": 256, "critic.discount": 0.99, "critic.expectile": 0.7,
     "replay.episodes": 1000, "replay.offline_transitions": 1_000_000,
     "replay.online_transitions": 1_000_000, "replay.online_after": 5000,
-    "replay.online_share": 0.5, "online.lr": 1e-4, "online.lr_end": 1.0, "online.noise": 0.0,
+    "replay.online_share": 0.5, "online.lr": 1e-4, "online.noise": 0.0,
     "evaluation.seeds": 5, "goal.spacing.hopper": 5, "goal.spacing.halfcheetah": 1,
 }
 # fmt: on
