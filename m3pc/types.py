@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
 
-EPOCH_SHIFT = 40  # bits of a version's number: 10^12 updates, and 2^23 epochs fit an int64
+EPOCH_SHIFT = 40  # bits of a version's number: 10^12 updates
+EPOCH_BITS = 63 - EPOCH_SHIFT  # what an int64 leaves for its epoch
 
 LOG_STD_RANGE = (-20.0, 2.0)  # of behaviour policies, as in the SAC that recorded D4RL
 
@@ -144,6 +145,7 @@ class Ask:
     mode: str | None = None  # one of `config.MODES`; None: as the weights are configured
     ratio: float | None = None  # times the best return; None: as the weights are configured
     explore: bool = False
+    mean: bool = False  # take the mean, of mode rcbc the median; else as the weights are configured
 
 
 class Refused(StrEnum):
@@ -201,7 +203,12 @@ class Version:
 
     @property
     def packed(self) -> int:
-        """One number that an episode carries, in the same order."""
+        """One number that an episode carries, in the same order; an int64 holds it."""
+        if not (0 <= self.epoch < 1 << EPOCH_BITS and 0 <= self.number < 1 << EPOCH_SHIFT):
+            raise InputError(
+                f"version {self.epoch}-{self.number} does not fit 64 bits: expected an epoch below "
+                f"2^{EPOCH_BITS} and a number below 2^{EPOCH_SHIFT}; start a new run"
+            )
         return self.epoch << EPOCH_SHIFT | self.number
 
     @classmethod

@@ -138,10 +138,9 @@ class Loader:
 def read(folder: Path, pointer: Pointer) -> Weights:
     """The weights that a pointer names, verified; or a RejectedError."""
     weights = _parsed(_content(folder, pointer))
-    if weights.version != pointer.version.packed:
-        raise RejectedError(
-            "format", f"the file says version {weights.version}, expected {pointer.version.packed}"
-        )
+    found = Version.unpacked(weights.version)
+    if found != pointer.version:
+        raise RejectedError("format", f"the file says {found}, expected {pointer.version}")
     return weights
 
 

@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from m3pc.coordinator.generations import next_generation
-from m3pc.coordinator.keeper import GENERATION_BITS
+from m3pc.coordinator import rules
+from m3pc.coordinator.generations import GENERATION_BITS, next_generation
+from m3pc.coordinator.records import Slot, Track
 from m3pc.types import Coordinator, Floor, InputError, Lease, Published, Version
 from tests.coordinators import Place, pointer
 
 OK, STALE, FENCED = Published.OK, Published.STALE, Published.FENCED
-SECOND = 1 << GENERATION_BITS  # the numbers after the first loss are above this
+SECOND = 1 << Slot.bits  # incarnations and fencing numbers after the first loss are above this
+LAST_GENERATION = (1 << GENERATION_BITS) - 1
 
 
 @pytest.fixture
@@ -323,9 +325,9 @@ def test_no_number_is_given_twice_though_the_disk_knows_of_none(place: Place) ->
             lease = leased(client.lease("run", "a", 60))
             given.append((client.register(0), client.new_epoch("weights"), lease.fencing))
         place.lose()
-    for numbers in zip(*given, strict=True):
+    for numbers, bits in zip(zip(*given, strict=True), (40, 11, 40), strict=True):
         assert list(numbers) == sorted(set(numbers))
-        assert numbers[3:6] == (SECOND + 1, SECOND + 2, SECOND + 3)
+        assert numbers[3:6] == tuple((1 << bits) + number for number in (1, 2, 3))
 
 
 def test_those_who_lived_before_a_loss_live_on(place: Place) -> None:
@@ -425,6 +427,29 @@ def test_numbers_grow_even_if_the_generations_were_removed_too(place: Place) -> 
     assert place.client(floor=lambda: disk).register(0) == 2 * SECOND + 1
 
 
+def test_after_any_loss_a_version_fits_an_int64_and_stays_the_newest(place: Place) -> None:
+    def packed() -> int:
+        return Version(epoch=place.client().new_epoch("weights"), number=1_000_000).packed
+
+    found = [packed(), packed()]
+    place.lose()
+    found += [packed(), packed()]
+    place.lose()
+    next_generation(place.generations, LAST_GENERATION - 1)
+    found += [packed(), packed()]
+    assert found == sorted(set(found))
+    assert found[-1] < 1 << 63
+
+
+def test_numbers_never_run_into_those_of_the_next_generation() -> None:
+    last = (1 << Track.bits) - 1
+    track, epoch = rules.new_epoch(Track(epoch=last - 1), base=0)
+    assert epoch == last
+    with pytest.raises(InputError, match="all given out"):
+        rules.new_epoch(track, base=0)
+    assert rules.new_epoch(track, base=last + 1)[1] == last + 2
+
+
 def test_an_error_of_the_floor_is_not_hidden(place: Place) -> None:
     def broken() -> Floor:
         raise InputError("the manifest is damaged")
@@ -442,3 +467,10 @@ def test_generations_count_up_also_among_threads(tmp_path: Path) -> None:
     assert sorted(numbers) == list(range(40))
     (tmp_path / "g" / "notes.txt").touch()
     assert [next_generation(tmp_path / "g", least) for least in (0, 60, 0)] == [40, 60, 61]
+
+
+def test_there_is_no_generation_beyond_the_last(tmp_path: Path) -> None:
+    assert next_generation(tmp_path, LAST_GENERATION) == LAST_GENERATION
+    with pytest.raises(InputError, match="start a new run"):
+        next_generation(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [str(LAST_GENERATION)]

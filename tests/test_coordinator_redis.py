@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from m3pc.coordinator import connect, keeper
-from m3pc.coordinator.keeper import GENERATION_BITS, Keeper
-from m3pc.coordinator.records import KINDS
+from m3pc.coordinator.keeper import Keeper
+from m3pc.coordinator.records import KINDS, Slot
 from m3pc.coordinator.redis import RedisTable, Server
 from m3pc.coordinator.table import Contents, Deadline
 from m3pc.types import Coordinator, CoordinatorUnavailableError, Floor, Lease, Published
@@ -204,7 +204,7 @@ def test_a_server_that_was_killed_and_came_back_empty_loses_nothing(own: InRedis
         assert story.client.read("weights") == pointer(story.epoch, 1)
         assert story.client.renew(story.lease) == story.lease
         assert own.client().heartbeat(0, story.incarnation)
-    assert own.client().register(0) == (2 << GENERATION_BITS) + 1
+    assert own.client().register(0) == (2 << Slot.bits) + 1
 
 
 def test_a_server_that_is_down_is_a_typed_error_and_then_works_again(own: InRedis) -> None:
@@ -219,7 +219,7 @@ def test_a_server_that_is_down_is_a_typed_error_and_then_works_again(own: InRedi
         assert PASSWORD not in message
         assert caught.value.__cause__ is None
     own.server.start()
-    assert client.register(0) == (1 << GENERATION_BITS) + 1
+    assert client.register(0) == (1 << Slot.bits) + 1
 
 
 def test_a_server_that_hangs_is_left_at_the_deadline(own: InRedis) -> None:

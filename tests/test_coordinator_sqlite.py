@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from m3pc.coordinator import connect
-from m3pc.coordinator.keeper import GENERATION_BITS, Keeper
+from m3pc.coordinator.keeper import Keeper
+from m3pc.coordinator.records import Slot
 from m3pc.coordinator.sqlite import SqliteTable
 from m3pc.coordinator.table import ticked
 from m3pc.types import CoordinatorUnavailableError, Floor, InputError
 from tests.coordinators import InFile, pointer
 
-SECOND = 1 << GENERATION_BITS
+SECOND = 1 << Slot.bits
 DISK = Floor(incarnations={0: 1}, pointers={"weights": pointer(1, 0)})
 
 

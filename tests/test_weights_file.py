@@ -65,6 +65,13 @@ def test_a_packed_version_survives() -> None:
     assert Version.unpacked(from_bytes(content).version) == newest
 
 
+def test_a_version_that_an_int64_cannot_hold_is_refused() -> None:
+    assert Version(epoch=2**23 - 1, number=2**40 - 1).packed == 2**63 - 1
+    for epoch, number in ((2**23, 0), (0, 2**40), (2**40 + 1, 0), (-1, 0), (0, -1)):
+        with pytest.raises(InputError, match="does not fit 64 bits"):
+            _ = Version(epoch=epoch, number=number).packed
+
+
 def test_the_same_weights_are_the_same_bytes() -> None:
     assert to_bytes(sample()) == to_bytes(sample())
 

@@ -47,7 +47,6 @@ from m3pc.types import (
 
 log = logging.getLogger(__name__)
 
-GENERATION_BITS = 40  # numbers given out in one generation; 2^23 generations fit above them
 LONGEST_TEXT = 1024  # characters of a path or holder
 LARGEST_SLOT = 1 << 31
 REBUILDS = 5  # in one call; more means that somebody destroys what we write
@@ -165,7 +164,7 @@ class Keeper:
             look = self._look(kind, name, deadline)
             text = look.texts.get(name)
             found = kind.open(name, text)
-            base = MARKER.open("", look.marker).generation << GENERATION_BITS
+            base = MARKER.open("", look.marker).generation << kind.record.bits
             new, answer = rule(self._known(kind, name, found), base, look.now)
             if new == found or self._table.swap(
                 kind.name,
@@ -264,10 +263,7 @@ def _from_floor(floor: Floor) -> Records:
 
 
 def _unused_generation(record: Record) -> int:
-    match record:
-        case Slot(incarnation=number) | Hold(fencing=number) | Track(epoch=number) if number:
-            return (number >> GENERATION_BITS) + 1
-    return 0
+    return (record.number >> record.bits) + 1 if record.number else 0
 
 
 def _sealed(records: Records, now: int) -> Contents:

@@ -7,11 +7,12 @@ milliseconds on the back-end's clock.
 import hashlib
 import secrets
 from collections.abc import Mapping
-from typing import Annotated, Any, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from m3pc.types import Pointer
+from m3pc.coordinator.generations import GENERATION_BITS
+from m3pc.types import EPOCH_BITS, Pointer
 
 LARGEST = 8192  # characters of a sealed record
 
@@ -24,6 +25,12 @@ class DamagedError(Exception):
 
 class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    bits: ClassVar[int] = 40  # of its numbers in one generation, which stands above them
+
+    @property
+    def number(self) -> int:
+        """The highest that is known to be given out."""
+        raise NotImplementedError
 
     def join(self, other: Self) -> Self:
         raise NotImplementedError
@@ -32,6 +39,10 @@ class Record(BaseModel):
 class Slot(Record):
     incarnation: Count = 0
     beat: Count = 0  # when it was last heard of
+
+    @property
+    def number(self) -> int:
+        return self.incarnation
 
     def join(self, other: Self) -> Self:
         return max(self, other, key=lambda slot: (slot.incarnation, slot.beat))
@@ -45,6 +56,10 @@ class Hold(Record):
     since: Count = 0
     length: Count = 0  # milliseconds; 0 once released
 
+    @property
+    def number(self) -> int:
+        return self.fencing
+
     def join(self, other: Self) -> Self:
         return max(self, other, key=lambda hold: (hold.fencing, hold.since, -hold.length))
 
@@ -55,8 +70,13 @@ class Hold(Record):
 class Track(Record):
     """A pointer, and the newest epoch that may move it."""
 
+    bits: ClassVar[int] = EPOCH_BITS - GENERATION_BITS  # an epoch is a part of a packed version
     epoch: Count = 0
     pointer: Pointer | None = None
+
+    @property
+    def number(self) -> int:
+        return self.epoch
 
     def join(self, other: Self) -> Self:
         pointers = [track.pointer for track in (self, other) if track.pointer]

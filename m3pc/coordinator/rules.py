@@ -5,12 +5,12 @@ below it may be older than the record's and yet the newest that anybody remember
 it is believed, unless a newer one is known. New numbers are above `base`.
 """
 
-from m3pc.coordinator.records import Hold, Slot, Track
+from m3pc.coordinator.records import Hold, Record, Slot, Track
 from m3pc.types import InputError, Lease, Pointer, Published
 
 
 def register(slot: Slot, base: int, now: int) -> tuple[Slot, int]:
-    incarnation = max(slot.incarnation, base) + 1
+    incarnation = _next(slot, base)
     return Slot(incarnation=incarnation, beat=now), incarnation
 
 
@@ -24,7 +24,7 @@ def heartbeat(slot: Slot, incarnation: int, base: int, now: int) -> tuple[Slot, 
 def grant(hold: Hold, holder: str, length: int, base: int, now: int) -> tuple[Hold, int | None]:
     if hold.is_held(now) and hold.holder != holder:
         return hold, None
-    fencing = max(hold.fencing, base) + 1
+    fencing = _next(hold, base)
     return Hold(fencing=fencing, holder=holder, since=now, length=length), fencing
 
 
@@ -48,7 +48,7 @@ def release(hold: Hold, lease: Lease, base: int, now: int) -> Hold:
 
 
 def new_epoch(track: Track, base: int) -> tuple[Track, int]:
-    epoch = max(track.epoch, base) + 1
+    epoch = _next(track, base)
     return Track(epoch=epoch, pointer=track.pointer), epoch
 
 
@@ -62,6 +62,16 @@ def publish(track: Track, pointer: Pointer, base: int) -> tuple[Track, Published
     if track.pointer and pointer.version <= track.pointer.version:
         return track, Published.STALE
     return Track(epoch=epoch, pointer=pointer), Published.OK
+
+
+def _next(record: Record, base: int) -> int:
+    number = max(record.number, base) + 1
+    if number % (1 << record.bits) == 0:  # where the next generation's numbers begin
+        raise InputError(
+            f"the {1 << record.bits} numbers of a generation are all given out; stop the run, "
+            "remove the coordinator's records and resume: that begins the next generation"
+        )
+    return number
 
 
 def _refuse_invented(what: str, number: int, highest: int, source: str) -> None:
