@@ -9,7 +9,7 @@ CHECKPOINTS/000008000/training.safetensors  all that training needs beside them
 import hashlib
 import json
 import logging
-import shutil
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from m3pc.files import durable_file, replace_file, sha256, staged_directory
+from m3pc.files import (
+    aside,
+    durable_file,
+    remove_directory,
+    replace_file,
+    sha256,
+    staged_directory,
+    standing,
+)
 from m3pc.types import InputError
 from m3pc.weights import Weights, check_description, check_sum, described, restored
 
@@ -44,10 +52,15 @@ class Checkpoint:
 
 
 def write(
-    path: Path, weights: Weights, training: Mapping[str, Tensor], progress: Mapping[str, Any]
+    path: Path,
+    weights: Weights,
+    training: Mapping[str, Tensor],
+    progress: Mapping[str, Any],
+    *,
+    replace: bool = False,
 ) -> None:
     """A new checkpoint at `path`: written aside, made durable, then named."""
-    with staged_directory(path) as stage:
+    with staged_directory(path, replace=replace) as stage:
         files = {}
         for name, tensors in ((WEIGHTS, weights.tensors), (TRAINING, training)):
             with durable_file(stage / name) as file:
@@ -76,14 +89,15 @@ def write_next(
     number: int,
     keep: int,
 ) -> Path:
-    """A checkpoint of a run, named by its number; then LATEST; then the old ones go."""
+    """A checkpoint of a run, named by its number; then LATEST; then the old ones go.
+
+    One of the same number stays until its replacement is whole: it may be the only one.
+    """
     path = folder / f"{number:09d}"
-    if path.exists():  # written before a crash that came before LATEST
-        shutil.rmtree(path)
-    write(path, weights, training, progress)
+    write(path, weights, training, progress, replace=True)
     publish(path)
     for old in _numbered(folder)[:-keep]:
-        shutil.rmtree(old)
+        remove_directory(old)
     return path
 
 
@@ -95,9 +109,10 @@ def publish(path: Path) -> None:
 def read(path: Path | str) -> Checkpoint:
     """A checkpoint, or the newest of a run or of a folder of checkpoints. Every byte is checked."""
     folder = locate(Path(path))
-    metadata = _metadata(folder / METADATA)
+    found = standing(folder)
+    metadata = _metadata(found / METADATA)
     tensors = {
-        name: _tensors(folder / name, metadata["files"].get(name)) for name in (WEIGHTS, TRAINING)
+        name: _tensors(found / name, metadata["files"].get(name)) for name in (WEIGHTS, TRAINING)
     }
     try:
         weights = restored(metadata, tensors[WEIGHTS], METADATA)
@@ -127,9 +142,9 @@ def newest(folder: Path) -> Checkpoint:
 
 
 def locate(path: Path) -> Path:
-    """The folder with the metadata: `path`, or the newest checkpoint under it."""
+    """The name of a checkpoint: `path`, or the newest under it. `standing` finds its files."""
     for folder in (path, path / "checkpoints"):
-        if (folder / METADATA).is_file():
+        if (standing(folder) / METADATA).is_file():
             return folder
         if (folder / LATEST).is_file():
             name = (folder / LATEST).read_text(errors="replace")[:64].strip()
@@ -139,9 +154,13 @@ def locate(path: Path) -> Path:
 
 
 def _numbered(folder: Path) -> list[Path]:
+    """The names of checkpoints that stand there."""
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if p.name.isdecimal() and len(p.name) == 9)
+    found = {path.name for path in folder.iterdir()}
+    numbers = {match[0] for name in found if (match := re.search("[0-9]{9}", name))}
+    paths = [folder / number for number in sorted(numbers)]
+    return [path for path in paths if found & {path.name, aside(path).name}]
 
 
 def _metadata(path: Path) -> dict[str, Any]:

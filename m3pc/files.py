@@ -52,15 +52,18 @@ def refuse_existing(path: Path) -> None:
 
 
 @contextmanager
-def staged_directory(path: Path) -> Iterator[Path]:
+def staged_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a folder beside `path` that takes its name when the block ends, or vanishes.
 
-    What a killed process left behind is removed by the next one; a living one is not disturbed.
+    One that is there is refused, or with `replace` set aside: at every moment `standing` finds it
+    or the new one, whole. What a killed process left behind is removed by the next one; a living
+    one is not disturbed.
     """
     stage = path.parent / f".{path.name}.partial"
     made = [folder for folder in path.absolute().parents if not folder.exists()]
     try:
-        refuse_existing(path)
+        if not replace:
+            refuse_existing(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         stage.mkdir(exist_ok=True)
         descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -74,6 +77,8 @@ def staged_directory(path: Path) -> Iterator[Path]:
         try:
             yield stage
             sync_directory(stage)
+            if replace:
+                _set_aside(path)
             refuse_existing(path)
             stage.rename(path)
         except BaseException:
@@ -81,8 +86,39 @@ def staged_directory(path: Path) -> Iterator[Path]:
             _remove_empty(made)
             raise
         sync_directory(path.parent)
+        if replace:
+            _remove(aside(path))
     finally:
         os.close(descriptor)
+
+
+def aside(path: Path) -> Path:
+    """Where a folder waits while the one that replaces it takes its name."""
+    return path.parent / f".{path.name}.replaced"
+
+
+def standing(path: Path) -> Path:
+    """The folder `path`, or the one set aside where a kill came before the new one had its name."""
+    return path if path.exists() or not aside(path).exists() else aside(path)
+
+
+def remove_directory(path: Path) -> None:
+    """A folder that may have been replaced; last what stands, so that nothing older takes over."""
+    _remove(aside(path))
+    _remove(path)
+
+
+def _set_aside(path: Path) -> None:
+    """What is aside already goes, unless it is all that there is."""
+    if path.exists():
+        sync_directory(path.parent)
+        _remove(aside(path))
+        path.rename(aside(path))
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _own(descriptor: int, folder: Path) -> bool:

@@ -52,11 +52,16 @@ def write_one(path: Path) -> Path:
     return path
 
 
-def add(folder: Path, seed: int, keep: int = 2) -> Path:
-    """The checkpoint numbered ten times `seed`."""
+def add(folder: Path, seed: int, keep: int = 2, number: int | None = None) -> Path:
+    """The checkpoint numbered ten times `seed`, or as it is said."""
     progress = PROGRESS | {"model_updates": seed}
     return checkpoint.write_next(
-        folder, weights(seed), training(seed), progress, number=10 * seed, keep=keep
+        folder,
+        weights(seed),
+        training(seed),
+        progress,
+        number=10 * seed if number is None else number,
+        keep=keep,
     )
 
 

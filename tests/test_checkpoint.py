@@ -3,7 +3,8 @@
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -254,8 +255,16 @@ def test_a_write_that_fails_anywhere_leaves_a_whole_checkpoint(
     assert calls < k, "no write got through"
 
 
-def watched(patch: pytest.MonkeyPatch, before: Callable[[str, Any], None]) -> None:
-    """Call `before` with the name and the subject of each call that makes things last."""
+LASTING = ((os, "fsync"), (Path, "rename"), (Path, "replace"), (shutil, "rmtree"))
+EVERY = (*LASTING, *((os, name) for name in ("mkdir", "open", "unlink", "rmdir")))
+
+
+def watched(
+    patch: pytest.MonkeyPatch,
+    before: Callable[[str, Any], None],
+    calls: Iterable[tuple[object, str]] = LASTING,
+) -> None:
+    """Call `before` with the name and the subject of each call, of those that make things last."""
 
     def watch(owner: object, attribute: str) -> None:
         real = getattr(owner, attribute)
@@ -266,12 +275,7 @@ def watched(patch: pytest.MonkeyPatch, before: Callable[[str, Any], None]) -> No
 
         patch.setattr(owner, attribute, call)
 
-    for owner, attribute in (
-        (os, "fsync"),
-        (Path, "rename"),
-        (Path, "replace"),
-        (shutil, "rmtree"),
-    ):
+    for owner, attribute in calls:
         watch(owner, attribute)
 
 
@@ -302,6 +306,79 @@ def test_a_kill_anywhere_in_a_write_leaves_a_whole_checkpoint(folder: Path, tmp_
         (3, False, "000000030\n"),
     }
     assert len(taken) >= 15
+
+
+def found_everywhere(folder: Path) -> tuple[object, ...]:
+    """The newest checkpoint, which is the same whichever way is taken to it."""
+    newest = checkpoint.newest(folder)
+    for path in (folder, folder.parent, newest.path):
+        assert whole(checkpoint.read(path)) == whole(newest)
+    return whole(newest)
+
+
+@pytest.mark.parametrize("following", [10, 30])
+def test_a_kill_anywhere_while_the_only_checkpoint_is_written_anew_leaves_a_whole_one(
+    following: int, tmp_path: Path
+) -> None:
+    """Then the run goes on from it, with the same number again or with another one."""
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    add(folder, 1)
+    taken: list[Path] = []
+    taking = False
+
+    def take(call: str, what: object) -> None:
+        nonlocal taking
+        if not taking:
+            taking = True
+            taken.append(tmp_path / f"{len(taken)}" / "checkpoints")
+            shutil.copytree(folder, taken[-1])
+            taking = False
+
+    with pytest.MonkeyPatch.context() as patch:
+        watched(patch, take, EVERY)
+        add(folder, 2, number=10)
+    assert (found_everywhere(folder), names(folder)) == (expected(2), ["000000010", LATEST])
+    seen = []
+    for copy in taken:
+        seen.append(found_everywhere(copy))
+        checkpoint.publish(checkpoint.newest(copy).path)  # as a run that is resumed does
+        assert found_everywhere(copy) == seen[-1]
+        add(copy, 3, keep=1, number=following)
+        assert found_everywhere(copy) == expected(3)
+        left = [name for name in names(copy) if name != ".000000010.partial"]
+        assert left == [f"{following:09d}", LATEST]
+    before = seen.count(expected(1))
+    assert seen == [expected(1)] * before + [expected(2)] * (len(seen) - before)
+    assert min(before, len(seen) - before) >= 5
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_only_checkpoint_is_left_by_a_write_under_its_number_that_fails(
+    name: str, tmp_path: Path
+) -> None:
+    owner, attribute, least = CALLS[name]
+    real, calls, k = getattr(owner, attribute), 1, 0
+    while calls >= k:
+        k, calls = k + 1, 0
+        folder = tmp_path / f"{k}" / "checkpoints"
+        folder.mkdir(parents=True)
+        add(folder, 1)
+
+        def failing(*arguments: Any, at: int = k, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise OSError(5, "Input/output error")
+            return real(*arguments, **options)
+
+        with pytest.MonkeyPatch.context() as patch, suppress(OSError):
+            patch.setattr(owner, attribute, failing)
+            add(folder, 2, number=10)
+        assert found_everywhere(folder) in (expected(1), expected(2))
+        add(folder, 3, number=10)
+        assert (found_everywhere(folder), names(folder)) == (expected(3), ["000000010", LATEST])
+    assert k > least
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="open files are told apart by /proc")
