@@ -44,9 +44,9 @@ class StoreClient:
             return Ack(status=Status.RETRY_LATER, expected=0, durability="os", reason=str(error))
         return ack
 
-    def may_update(self, epoch: int, total: int, timeout: float = 1.0) -> int:
+    def may_update(self, epoch: int, done: int, total: int, timeout: float = 1.0) -> int:
         """See `StoreService.may_update`. StoreUnavailableError: ask again."""
-        allowed: int = self._ask("may_update", epoch, total, timeout)
+        allowed: int = self._ask("may_update", epoch, done, total, timeout)
         return allowed
 
     def totals(self) -> "StoreTotals":

@@ -18,7 +18,7 @@ class Gate:
 
     Who appends reserves first, and settles when it is known what the store holds: inserts are what
     the store says, however often an episode was sent and whatever became of it. A learner says how
-    far it wants to be, not how much it wants: asking again changes nothing.
+    far it is and wants to be, not how much it wants: asking again changes nothing.
     """
 
     def __init__(
@@ -109,14 +109,15 @@ class Gate:
                 self._changed.notify_all()
             return allowed or self._go_on_alone(end, self._limiter.limits.batch)
 
-    def grant(self, epoch: int, total: int, timeout: float = 1.0) -> int:
-        """How many samples a learner may have drawn in all, of the `total` that it wants to have.
+    def grant(self, epoch: int, done: int, total: int, timeout: float = 1.0) -> int:
+        """How many samples a learner that has drawn `done` may have drawn in all, of the `total`
+        that it wants to have.
 
         It waits until this is more than was ever granted. FencedError: a newer epoch has begun.
         """
         with self._changed:
             start = self._clock()
-            self._begin(epoch, total)
+            self._begin(epoch, done)
             self._changed.wait_for(
                 lambda: (
                     epoch != self._epoch
@@ -151,17 +152,17 @@ class Gate:
                 f"a learner of epoch {epoch} asks, but one of epoch {self._epoch} has begun; stop"
             )
 
-    def _begin(self, epoch: int, total: int) -> None:
+    def _begin(self, epoch: int, done: int) -> None:
         """A learner that starts knows best how far it is: what it lost it will draw again."""
         self._refuse_older(epoch)
         if epoch == self._epoch:
             return
-        offline = min(self.offline_samples, total)
+        offline = min(self.offline_samples, done)
         if self._epoch is None and self._continue:
             # Whoever granted it before this gate was made knew that the actors were gone.
-            offline = max(total - self._limiter.most_samples, 0)
+            offline = max(done - self._limiter.most_samples, 0)
         self._epoch, self.offline_samples = epoch, offline
-        samples = min(self._limiter.samples, total - offline)
+        samples = min(self._limiter.samples, done - offline)
         self._limiter = replace(self._limiter, samples=samples)
         self._changed.notify_all()
 

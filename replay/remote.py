@@ -46,9 +46,9 @@ class StoreActor:
             return self._service.append(key, payload)
 
     @ray.method(concurrency_group="learner")
-    def may_update(self, epoch: int, total: int, timeout: float) -> int:
+    def may_update(self, epoch: int, done: int, total: int, timeout: float) -> int:
         with _ending_when_broken():
-            return self._service.may_update(epoch, total, timeout)
+            return self._service.may_update(epoch, done, total, timeout)
 
     @ray.method(concurrency_group="reports")
     def totals(self) -> StoreTotals:

@@ -111,15 +111,16 @@ class StoreService:
             return self._writer.later(key, "the learner is behind; send it again")
         return self._appender.commit(request, lambda: self._gate.settle(units, self._inserts()))
 
-    def may_update(self, epoch: int, total: int, timeout: float = LONGEST_WAIT) -> int:
-        """How many updates a learner may have done in all, of the `total` that it wants to have.
+    def may_update(self, epoch: int, done: int, total: int, timeout: float = LONGEST_WAIT) -> int:
+        """How many updates a learner that has done so many may have done in all, of the `total`
+        that it wants to have.
 
         It waits until this is more than was ever granted. Asking again, also while an earlier call
-        waits, changes nothing. A newer epoch that asks for less has lost what it did since: the
+        waits, changes nothing. A newer epoch that has done less has lost what was done since: the
         count goes back. FencedError for an older epoch.
         """
         self._writer.require_whole()
-        return self._gate.grant(epoch, total, min(timeout, self._wait))
+        return self._gate.grant(epoch, done, total, min(timeout, self._wait))
 
     def set_slack(self, steps: int) -> None:
         """While the run goes on: how far either side may run ahead."""

@@ -104,11 +104,11 @@ def outcome(run: Path) -> dict[str, object]:
     }
 
 
-def appended(run: OnlineRun, count: int) -> None:
+def appended(run: OnlineRun, count: int, incarnation: int = 0) -> None:
     """The store of a run with its first `count` episodes collected: those that were logged."""
     with closing(Writer(run.replay, run.header, Options(durability="os"))) as writer:
         for number, episode in enumerate(islice(cycle(pretrained()[1].episodes()), count)):
-            writer.append(AppendKey(0, 0, number), encode(episode))
+            writer.append(AppendKey(0, incarnation, number), encode(episode))
 
 
 def coordinator(run: OnlineRun) -> Coordinator:
@@ -124,7 +124,7 @@ class Permits:
         self._most, self._meanwhile, self.calls = most, meanwhile, 0
         self.epochs: list[int] = []
 
-    def may_update(self, epoch: int, total: int) -> int:
+    def may_update(self, epoch: int, done: int, total: int) -> int:
         self.calls += 1
         self.epochs.append(epoch)
         self._meanwhile(self.calls)

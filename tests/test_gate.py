@@ -146,23 +146,23 @@ def fifths(**fields: Any) -> Gate:
 
 def test_a_learner_is_granted_what_the_band_allows() -> None:
     some = fifths()
-    assert [some.grant(1, total, 0) for total in (1, 2, 3, 9)] == [1, 2, 2, 2]
+    assert [some.grant(1, 0, total, 0) for total in (1, 2, 3, 9)] == [1, 2, 2, 2]
     assert some.insert(10, 0)
-    assert some.grant(1, 9, 0) == 4
+    assert some.grant(1, 0, 9, 0) == 4
     assert some.limiter.samples == 4
 
 
 def test_asking_again_changes_nothing() -> None:
     some = fifths(inserts=50)
-    assert [some.grant(1, 7, 0) for _ in range(3)] == [7, 7, 7]
-    assert some.grant(1, 5, 0) == 5  # an older question that was under way for long
+    assert [some.grant(1, 0, 7, 0) for _ in range(3)] == [7, 7, 7]
+    assert some.grant(1, 0, 5, 0) == 5  # an older question that was under way for long
     assert some.limiter.samples == 7
 
 
 def test_asking_twice_at_once_counts_once() -> None:
     some, found = fifths(), []
-    threads = [Thread(target=lambda: found.append(some.grant(1, 4, SOON))) for _ in range(2)]
-    assert some.grant(1, 2, 0) == 2
+    threads = [Thread(target=lambda: found.append(some.grant(1, 0, 4, SOON))) for _ in range(2)]
+    assert some.grant(1, 0, 2, 0) == 2
     for thread in threads:
         thread.start()
     assert some.insert(10, 0)
@@ -173,10 +173,10 @@ def test_asking_twice_at_once_counts_once() -> None:
 
 def test_a_learner_that_lost_updates_does_them_again() -> None:
     some = fifths(inserts=50)
-    assert some.grant(1, 12, 0) == 12
-    assert some.grant(2, 5, 0) == 5
+    assert some.grant(1, 0, 12, 0) == 12
+    assert some.grant(2, 5, 5, 0) == 5
     assert some.limiter.samples == 5
-    assert some.grant(2, 99, 0) == 12
+    assert some.grant(2, 5, 99, 0) == 12
 
 
 def test_an_older_learner_is_refused_also_while_it_waits() -> None:
@@ -184,31 +184,31 @@ def test_an_older_learner_is_refused_also_while_it_waits() -> None:
 
     def old() -> None:
         try:
-            some.grant(1, 99, SOON)
+            some.grant(1, 0, 99, SOON)
         except FencedError as error:
             found.append(str(error))
 
-    assert some.grant(1, 2, 0) == 2
+    assert some.grant(1, 0, 2, 0) == 2
     thread = Thread(target=old)
     thread.start()
-    assert some.grant(2, 1, 0) == 1
+    assert some.grant(2, 1, 1, 0) == 1
     thread.join(SOON)
     assert len(found) == 1 and "epoch 2 has begun" in found[0]
     with pytest.raises(FencedError):
-        some.grant(1, 1, 0)
+        some.grant(1, 0, 1, 0)
 
 
 def test_a_gate_made_anew_believes_what_the_learner_says() -> None:
     some = fifths(inserts=50)
     assert not some.reserve(10, 0)  # as far as it knows, ten updates are owed
-    assert some.grant(3, 10, 0) == 10
+    assert some.grant(3, 10, 10, 0) == 10
     assert some.reserve(10, 0)
 
 
 def test_a_learner_that_did_more_than_is_allowed_waits_for_the_actors() -> None:
     some = fifths(inserts=50)
-    assert some.grant(3, 20, 0) == 12
-    assert some.insert(10, 0) and some.grant(3, 20, 0) == 14
+    assert some.grant(3, 20, 20, 0) == 12
+    assert some.insert(10, 0) and some.grant(3, 20, 20, 0) == 14
 
 
 class Clock:
@@ -244,21 +244,29 @@ def test_without_actors_a_learner_may_go_on_and_says_so(caplog: pytest.LogCaptur
 def test_updates_without_actors_are_granted_beside_the_band() -> None:
     clock = Clock()
     some = fifths(without_actors="continue_offline", patience=60, clock=clock)
-    assert some.grant(1, 2, 0) == 2
-    assert some.grant(1, 10, 0) == 2
+    assert some.grant(1, 0, 2, 0) == 2
+    assert some.grant(1, 0, 10, 0) == 2
     clock.now += 60
-    assert some.grant(1, 10, NEVER) == 10  # at once
+    assert some.grant(1, 0, 10, NEVER) == 10  # at once
     assert (some.limiter.samples, some.offline_samples, some.granted) == (2, 8, 10)
     assert some.insert(10, 0)
-    assert some.grant(1, 20, 0) == 12  # the two that are owed
+    assert some.grant(1, 0, 20, 0) == 12  # the two that are owed
     assert (some.limiter.samples, some.offline) == (4, False)
 
 
 def test_a_gate_made_anew_does_not_hold_updates_without_actors_against_anybody() -> None:
     some = fifths(inserts=50, without_actors="continue_offline")
-    assert some.grant(1, 100, 0) == 100
+    assert [some.grant(1, 100, 116, 0) for _ in range(2)] == [100, 100]
     assert (some.limiter.samples, some.offline_samples) == (12, 88)
-    assert some.insert(10, 0) and some.grant(1, 110, 0) == 102
+    assert some.insert(10, 0) and some.grant(1, 100, 116, 0) == 102
+
+
+def test_a_gate_made_anew_grants_nothing_that_nobody_owes() -> None:
+    """What a learner wants is not what it has done, though it may go on without actors."""
+    some = fifths(without_actors="continue_offline")
+    assert [some.grant(1, 0, 16, 0) for _ in range(2)] == [2, 2]  # ahead of the actors by two
+    assert (some.limiter.samples, some.offline_samples) == (2, 0)
+    assert some.grant(2, 1, 17, 0) == 2  # a learner that comes back is owed no more
 
 
 def test_an_actor_that_is_refused_is_not_gone() -> None:

@@ -1,7 +1,9 @@
 """A learner of a fleet without the fleet: what it may do, what it publishes, how it comes back."""
 
+import dataclasses
 import hashlib
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from m3pc import checkpoint
+from m3pc.coordinator.records import Track
 from m3pc.files import sha256
 from m3pc.run.cluster.learning import AT_ONCE, Learning
 from m3pc.run.cluster.place import Place
@@ -16,6 +19,7 @@ from m3pc.run.online.floor import WEIGHTS
 from m3pc.run.online.run import OnlineRun
 from m3pc.telemetry import PUBLISHED
 from m3pc.types import (
+    AppendKey,
     Coordinator,
     CoordinatorUnavailableError,
     FencedError,
@@ -25,7 +29,13 @@ from m3pc.types import (
     Version,
 )
 from m3pc.weights import from_bytes
-from tests.small_online import Permits, appended, coordinator, new_run
+from planner import loader
+from planner.policy import Policy
+from planner.wire import decision_from_bytes, decision_to_bytes
+from replay.payload import encode
+from replay.store import Store
+from replay.writer import Writer
+from tests.small_online import Permits, appended, coordinator, new_run, pretrained
 
 EVERY = 5  # updates between two versions
 
@@ -93,24 +103,24 @@ def worked(
 
 
 def test_it_does_as_many_updates_as_are_allowed_and_no_more(run: OnlineRun) -> None:
-    done: list[int] = []
+    asked: list[int] = []
     stop = Event()
 
     class Some:
         """Allows 7 in all, then nothing for a while, then 40."""
 
-        def may_update(self, epoch: int, total: int) -> int:
-            done.append(learning.trainer.updates)
-            if len(done) == 3:
+        def may_update(self, epoch: int, done: int, total: int) -> int:
+            asked.append(done)
+            if len(asked) == 3:
                 raise StoreUnavailableError("away")
-            if len(done) == 9:
+            if len(asked) == 9:
                 stop.set()
-            return min(total, 7 if len(done) < 5 else 40)
+            return min(total, 7 if len(asked) < 5 else 40)
 
     learning = Learning(run, Some(), coordinator(run))
     learning.work(stop)
-    assert done[:5] == [0, 7, 7, 7, 7]
-    assert done[5:9] == [7 + AT_ONCE, 7 + 2 * AT_ONCE, 40, 40]
+    assert asked[:5] == [0, 7, 7, 7, 7]
+    assert asked[5:9] == [7 + AT_ONCE, 7 + 2 * AT_ONCE, 40, 40]
     assert learning.trainer.updates == 40
     assert learning.report().waiting
 
@@ -194,7 +204,7 @@ def test_what_waits_is_offered_while_nothing_may_be_learnt(run: OnlineRun) -> No
     class Nothing:
         calls = 0
 
-        def may_update(self, epoch: int, total: int) -> int:
+        def may_update(self, epoch: int, done: int, total: int) -> int:
             self.calls += 1
             seen.away = self.calls == 1
             if self.calls == 3:
@@ -236,3 +246,21 @@ def test_versions_are_newer_also_where_the_coordinator_forgot_all(run: OnlineRun
     for path in run.path.glob("coordinator.sqlite*"):
         path.unlink()
     assert Learning(run, Permits(0), place.connect()).report().epoch > one
+
+
+def test_what_is_learnt_after_the_coordinator_forgot_all_is_planned_with_and_stored(
+    run: OnlineRun,
+) -> None:
+    Learning(run, Permits(0), coordinator(run))
+    for path in run.path.glob("coordinator.sqlite*"):
+        path.unlink()
+    Learning(run, Permits(0), coordinator(run))
+    pointer = coordinator(run).read(WEIGHTS)
+    assert pointer is not None and pointer.version.epoch > 1 << Track.bits
+    policy = Policy(loader.read(run.path, pointer), run.config)
+    decision = decision_from_bytes(decision_to_bytes(policy.decide(loader.ordinary(policy))))
+    assert Version.unpacked(decision.version) == pointer.version
+    episode = dataclasses.replace(next(pretrained()[1].episodes()), version=decision.version)
+    with closing(Writer(run.replay, run.header)) as writer:
+        writer.append(AppendKey(1, 0, 0), encode(episode))
+    assert Store(run.replay).versions[-1] == decision.version

@@ -183,8 +183,8 @@ class Model:
             self.lengths[key] = length
 
     def update(self, more: int) -> None:
-        allowed = self.store.may_update(self.epoch, self.done + more, 0)
-        assert self.store.may_update(self.epoch, self.done + more, 0) == allowed
+        allowed = self.store.may_update(self.epoch, self.done, self.done + more, 0)
+        assert self.store.may_update(self.epoch, self.done, self.done + more, 0) == allowed
         assert allowed <= self.done + more
         limiter = self.store.gate.limiter
         assert limiter.error >= limiter.limits.min_diff
@@ -192,7 +192,7 @@ class Model:
 
     def restart_learner(self, lost: int) -> None:
         self.epoch, self.done = self.epoch + 1, max(self.done - lost, 0)
-        assert self.store.may_update(self.epoch, self.done, 0) == self.done
+        assert self.store.may_update(self.epoch, self.done, self.done, 0) == self.done
         assert self.store.gate.limiter.samples == self.done
 
     def crash(self) -> None:
@@ -250,12 +250,14 @@ def test_producers_wait_for_a_learner_that_stops_and_go_on_with_it(path: Path) -
         key = AppendKey(0, 0, 3)
         assert some.append(key, payload(3)).status is Status.RETRY_LATER
         assert some.totals().episodes == 3
-        assert some.may_update(1, 1, 0) == 1  # six are owed; at five there is room for the longest
+        assert (
+            some.may_update(1, 0, 1, 0) == 1
+        )  # six are owed; at five there is room for the longest
         assert some.append(key, payload(3)).status is Status.DURABLE
         key = AppendKey(0, 0, 4)
         for updates in (2, 3):  # the two that ten steps owe
             assert some.append(key, payload(4)).status is Status.RETRY_LATER
-            assert some.may_update(1, updates, 0) == updates
+            assert some.may_update(1, updates - 1, updates, 0) == updates
         assert some.append(key, payload(4)).status is Status.DURABLE
 
 
@@ -270,10 +272,25 @@ def test_a_store_that_is_closed_twice_was_closed_in_order(path: Path) -> None:
 
 def test_a_learner_never_does_more_than_is_owed(path: Path) -> None:
     with service(path) as some:
-        assert some.may_update(1, 5, 0) == 0
+        assert some.may_update(1, 0, 5, 0) == 0
         fill(some, 1)
-        assert some.may_update(1, 5, 0) == 2
-        assert some.may_update(1, 5, 0) == 2
+        assert some.may_update(1, 0, 5, 0) == 2
+        assert some.may_update(1, 0, 5, 0) == 2
+
+
+def test_a_store_that_comes_back_grants_what_is_owed_also_to_a_learner_that_may_go_on_alone(
+    path: Path,
+) -> None:
+    online = OnlineConfig(
+        updates_per_step=0.2, updates_per_episode=0, slack=20, without_actors="continue_offline"
+    )
+    with service(path, online) as some:
+        assert some.may_update(1, 0, 16, 0) == 0
+        fill(some, 2)
+        assert some.may_update(1, 0, 16, 0) == 4
+    for epoch in (1, 1, 2):  # the same learner, and one that comes back with it
+        with service(path, online) as some:
+            assert [some.may_update(epoch, 4, 20, 0) for _ in range(2)] == [4, 4]
 
 
 def test_a_blocked_append_is_seen_and_then_released(path: Path) -> None:
@@ -283,7 +300,7 @@ def test_a_blocked_append_is_seen_and_then_released(path: Path) -> None:
         blocked = thread.submit(some.append, AppendKey(1, 0, 0), payload(0))
         until(lambda: some.gate.waiting == 1 or blocked.done())
         assert value(some.report(), WRITER_BLOCKED) == 1
-        assert some.may_update(1, 2) == 2
+        assert some.may_update(1, 0, 2) == 2
         assert blocked.result(SOON).status is Status.DURABLE
         assert value(some.report(), WRITER_BLOCKED) == 0
 
@@ -304,7 +321,7 @@ def test_four_producers_and_a_learner_keep_the_ratio(path: Path) -> None:
         def learn() -> int:
             done, limits = 0, some.gate.limiter.limits
             while done < owed:
-                done = max(done, some.may_update(1, min(done + 7, owed)))
+                done = max(done, some.may_update(1, done, min(done + 7, owed)))
                 assert limits.min_diff <= some.gate.limiter.error <= limits.max_diff
             return done
 
@@ -332,9 +349,9 @@ def until_stored(some: StoreService, key: AppendKey, content: bytes, rng: random
 def test_a_learner_of_an_older_epoch_is_refused(path: Path) -> None:
     with service(path) as some:
         fill(some, 1)
-        assert some.may_update(2, 1) == 1
+        assert some.may_update(2, 0, 1) == 1
         with pytest.raises(FencedError):
-            some.may_update(1, 1)
+            some.may_update(1, 0, 1)
 
 
 def test_more_slack_lets_a_waiting_append_in(path: Path) -> None:
@@ -373,7 +390,7 @@ def test_a_broken_store_shows_in_every_call_and_its_successor_has_all() -> None:
     calls: list[Callable[[], object]] = [
         lambda: some.append(AppendKey(0, 0, 1), payload(1)),
         lambda: some.append(AppendKey(0, 0, 0), payload(0)),
-        lambda: some.may_update(1, 1),
+        lambda: some.may_update(1, 0, 1),
         some.totals,
         some.report,
     ]

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Permits(Protocol):
-    def may_update(self, epoch: int, total: int) -> int:
+    def may_update(self, epoch: int, done: int, total: int) -> int:
         """How many updates may have been done in all, up to `total`, after a short wait."""
 
 
@@ -99,7 +99,7 @@ class Learning:
         updates, start = self.trainer.updates, self._clock()
         self._beat = start
         try:
-            allowed = self._store.may_update(self._publisher.epoch, updates + AT_ONCE)
+            allowed = self._store.may_update(self._publisher.epoch, updates, updates + AT_ONCE)
         except StoreUnavailableError as error:
             log.warning("event=store-unavailable reason=%s", error)
             allowed = 0
