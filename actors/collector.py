@@ -81,7 +81,7 @@ class Collector:
         self._membership: Membership | None = None
         self._outbox: Outbox | None = None
         self._worker: Worker | None = None
-        self._reason, self._left, self._since = "", 0.0, self._clock()
+        self._reason, self._left = "", 0.0
 
     def start(self, order: Order) -> None:
         """Begin to collect, in a thread; while it runs already, nothing."""
@@ -97,16 +97,14 @@ class Collector:
 
     def report(self, after: int = -1) -> Report:
         """With the finished episodes whose numbers are above `after`."""
-        worker, outbox, membership = self._worker, self._outbox, self._membership
+        worker, membership = self._worker, self._membership
         return Report(
             state=self._state,
             reason=self._reason,
             pid=os.getpid(),
             slot=self._slot,
             incarnation=membership.incarnation if membership else -1,
-            idle=worker.idle_for() if worker else self._clock() - self._since,
             unacked=worker.unacked if worker else 0,
-            rejected=outbox.rejected if outbox else 0,
             snapshot=self._recorder.snapshot(),
             finished=tuple(worker.finished(after)) if worker else (),
         )

@@ -5,8 +5,8 @@ that environment only, which is made anew. What it gave is dropped: nothing unso
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import Any, Final, Literal, Protocol
 
 import numpy as np
@@ -69,12 +69,11 @@ class Guarded:
         try:
             for slot in range(count):
                 self._envs[slot] = self._made(slot)
-            step_limit(self._envs[0])  # refuses environments whose episodes may never end
+            with self._watched(0):
+                self.state_size, self.action_size = _sizes(self._envs[0])
         except BaseException:
             self.close()
             raise
-        self.state_size = int(self._envs[0].observation_space.shape[0])  # type: ignore[index]
-        self.action_size = int(self._envs[0].action_space.shape[0])  # type: ignore[index]
 
     def reset(self, seeds: Sequence[int | None], mask: Flags) -> tuple[Floats, Flags]:
         states = np.zeros((self.count, self.state_size), np.float32)
@@ -103,9 +102,12 @@ class Guarded:
 
     def close(self) -> None:
         while self._envs:
-            _, env = self._envs.popitem()
-            with suppress(Exception), closing(env):
-                pass
+            slot, env = self._envs.popitem()
+            self._close(slot, env)
+
+    def _close(self, slot: int, env: Env) -> None:
+        with suppress(Exception), self._watched(slot), closing(env):
+            pass
 
     def _reset_one(self, slot: int, seed: int | None) -> Floats:
         found = self._foreign(slot, lambda env: env.reset(seed=seed))
@@ -116,7 +118,7 @@ class Guarded:
         return self._state(observation)
 
     def _step_one(self, slot: int, action: Floats) -> tuple[Floats, float, bool, bool]:
-        found = self._foreign(slot, lambda env: env.step(action))
+        found, unstable = self._foreign(slot, lambda env: (env.step(action), _unstable(env)))
         try:
             observation, reward, terminated, truncated, _ = found
             ends = bool(terminated), bool(truncated)
@@ -124,7 +126,7 @@ class Guarded:
             raise _FaultError("shape", f"step gave {_brief(found)}") from None
         state = self._state(observation)
         value = float(_numbers(reward, 1, "reward").item())
-        if _unstable(self._envs[slot]):
+        if unstable:
             raise _FaultError("nan", "the physics became unstable")
         return state, value, *ends
 
@@ -136,11 +138,17 @@ class Guarded:
 
     def _foreign(self, slot: int, call: Callable[[Env], Any]) -> Any:
         """Other people's code: it raises what it likes."""
-        self._watch.arm(self._first + slot)
         try:
-            return call(self._envs[slot])
+            with self._watched(slot):
+                return call(self._envs[slot])
         except Exception as error:
             raise _FaultError("crash", _brief(error)) from error
+
+    @contextmanager
+    def _watched(self, slot: int) -> Iterator[None]:
+        self._watch.arm(self._first + slot)
+        try:
+            yield
         finally:
             self._watch.disarm()
 
@@ -154,24 +162,29 @@ class Guarded:
                 f"environment {number} failed {self._in_a_row[slot]} times without a sound step "
                 f"between, at last by {fault.reason}: {fault}; mend it or give another"
             ) from fault
-        with suppress(Exception), closing(self._envs.pop(slot)):
-            pass
+        self._close(slot, self._envs.pop(slot))
         self._envs[slot] = self._made(slot)
 
     def _made(self, slot: int) -> Env:
         for tries_left in reversed(range(MAKE_TRIES)):
-            self._watch.arm(self._first + slot)
             try:
-                return self._make()
+                with self._watched(slot):
+                    return self._make()
             except Exception as error:
                 if not tries_left:
                     raise BrokenEnvError(
                         f"environment {self._first + slot} could not be made {MAKE_TRIES} times, "
                         f"at last: {_brief(error)}"
                     ) from error
-            finally:
-                self._watch.disarm()
         raise AssertionError
+
+
+def _sizes(env: Env) -> tuple[int, int]:
+    """Of a state and an action. InputError where episodes may never end."""
+    step_limit(env)
+    states, actions = env.observation_space.shape, env.action_space.shape
+    assert states is not None and actions is not None
+    return int(states[0]), int(actions[0])
 
 
 def _numbers(found: object, size: int, what: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 class Membership:
     """A thread that registers, for as long as it takes, and then tells that it lives.
 
-    A coordinator that does not answer changes nothing: the store itself shuts out whoever has been
-    replaced.
+    A coordinator that does not answer, or fails, changes nothing: the store itself shuts out
+    whoever has been replaced.
     """
 
     def __init__(
@@ -68,21 +68,33 @@ class Membership:
             self._settled.set()
 
     def _serve(self, coordinator: Coordinator) -> bool:
-        """One heartbeat; False once the slot is lost."""
+        """One turn; False once the slot is lost. Whatever fails is tried again at the next one,
+        but for an unknown failure before there is an incarnation."""
+        kept = True
         try:
-            if self.incarnation < 0:
-                self.incarnation = coordinator.register(self._slot)
-                log.info("event=registered slot=%d incarnation=%d", self._slot, self.incarnation)
-            elif not coordinator.heartbeat(self._slot, self.incarnation):
-                log.warning("event=slot-lost slot=%d incarnation=%d", self._slot, self.incarnation)
-                self._on_lost()
-                return False
-            pointer = coordinator.read(self._pointer)
+            kept = self._told(coordinator)
         except CoordinatorUnavailableError as error:
             self._recorder.add(COORDINATOR_DOWN)
             log.warning("event=coordinator-down slot=%d reason=%s", self._slot, error)
-        else:
-            self._newest = pointer.version.number if pointer else None
+        except Exception:
+            if self.incarnation < 0:
+                raise
+            self._recorder.add(COORDINATOR_DOWN)
+            log.exception("event=membership-failed slot=%d", self._slot)
         if self.incarnation >= 0:
             self._settled.set()
+        if not kept:
+            log.warning("event=slot-lost slot=%d incarnation=%d", self._slot, self.incarnation)
+            self._on_lost()
+        return kept
+
+    def _told(self, coordinator: Coordinator) -> bool:
+        """Register or tell that it lives, and learn what is newest; False if the slot is lost."""
+        if self.incarnation < 0:
+            self.incarnation = coordinator.register(self._slot)
+            log.info("event=registered slot=%d incarnation=%d", self._slot, self.incarnation)
+        elif not coordinator.heartbeat(self._slot, self.incarnation):
+            return False
+        pointer = coordinator.read(self._pointer)
+        self._newest = pointer.version.number if pointer else None
         return True

@@ -71,7 +71,6 @@ class Outbox:
         self._closed = self._hurry = False
         self.fenced = False  # another has the slot: nothing more is taken
         self.failure = ""  # why nothing more can be sent; empty while it can
-        self.rejected = 0  # episodes that the store will never take
         self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
         self._thread.start()
 
@@ -155,7 +154,6 @@ class Outbox:
             self._tell(letter, key, ack)
             self._advance()
         elif ack.status is Status.REJECTED:
-            self.rejected += 1
             log.error("event=episode-rejected key=%s reason=%s", tuple(key), ack.reason)
             self._advance()
         elif ack.status is Status.GAP:

@@ -30,9 +30,7 @@ class Report:
     slot: int
     reason: str = ""  # why it ended or failed
     incarnation: int = -1  # -1 before it is registered
-    idle: float = 0.0  # seconds since environments were last stepped
     unacked: int = 0  # episodes that the store has not acknowledged
-    rejected: int = 0  # that it never will take
     snapshot: Snapshot = field(default_factory=dict)
     finished: tuple[Finished, ...] = ()
 

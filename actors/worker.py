@@ -53,9 +53,15 @@ class Acting:
     pause_after: int = 5000  # updates behind the learner that stop acting by a policy
 
     def ask(self, window: Window) -> Ask:
-        if self.noise:
-            return Ask(window=window, mode="rcbc", ratio=self.ratio, explore=False)
-        return Ask(window=window, mode=self.mode, ratio=self.ratio, explore=self.explore)
+        """With noise the policy's median, asked for the return that planning would ask for."""
+        noisy = bool(self.noise)
+        return Ask(
+            window=window,
+            mode="rcbc" if noisy else self.mode,
+            ratio=self.ratio,
+            explore=self.explore,
+            mean=noisy,
+        )
 
     def noisy(self, decision: Decision, window: Window) -> Decision:
         """The answer with its noise: each row from its own episode's stream at its own step, so
@@ -110,7 +116,6 @@ class Worker:
         self._until: float | None = None  # when unsent episodes are given up, once stopped
         self._finished: deque[Finished] = deque(maxlen=RECENT)
         self._steps = self._count = 0
-        self._beat = clock()
 
     def run(self) -> None:
         """Until somebody says stop or the outbox ends; then unfinished episodes are cut."""
@@ -137,10 +142,6 @@ class Worker:
     @property
     def unacked(self) -> int:
         return self._outbox.unacked + len(self._unsent)
-
-    def idle_for(self) -> float:
-        """Seconds since all environments of a half were last stepped."""
-        return self._clock() - self._beat
 
     def finished(self, after: int = -1) -> list[Finished]:
         """Episodes that ended, with numbers above `after`."""
@@ -255,8 +256,7 @@ class Worker:
         try:
             yield
         finally:
-            self._beat = self._clock()
-            self._recorder.add(ACTOR_STEPPING, self._beat - begin)
+            self._recorder.add(ACTOR_STEPPING, self._clock() - begin)
 
     @contextmanager
     def _blocked(self, on: str) -> Iterator[None]:

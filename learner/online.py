@@ -98,4 +98,11 @@ def _online(config: Config) -> Config:
     """With the losses that are used online."""
     if config.loss.online == "all":
         return config
-    return replace(config, {"loss.weights.rewards": 0.0, "loss.weights.returns": 0.0})
+    return replace(
+        config,
+        {
+            "loss.weights.rewards": 0.0,
+            "loss.weights.returns": 0.0,
+            "loss.visible_action_mse": False,
+        },
+    )

@@ -104,7 +104,7 @@ class LossConfig(Section):
     )
     visible_action_mse: bool = _field(False, "add the squared error of visible actions")
     online: Literal["states+actions", "all"] = _field(
-        "all", "modalities with a loss online; pretraining always has all"
+        "all", "losses online: of states and the actions' likelihood, or all as in pretraining"
     )
 
 

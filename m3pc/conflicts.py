@@ -12,6 +12,7 @@ def conflicts(config: "Config") -> Iterator[str]:
     yield from _of_model(config)
     yield from _of_learning(config)
     yield from _of_sharing(config)
+    yield from _of_fleet(config)
 
 
 def _of_model(config: "Config") -> Iterator[str]:
@@ -99,6 +100,16 @@ def _of_sharing(config: "Config") -> Iterator[str]:
         yield (
             f"fleet.learner_gpus is {config.fleet.learner_gpus};"
             " give 1, for several learners on cuda need a GPU each"
+        )
+
+
+def _of_fleet(config: "Config") -> Iterator[str]:
+    fleet = config.fleet
+    half = math.ceil(fleet.envs_per_actor / 2)  # that a rollout process asks for together
+    if fleet.queue < half:
+        yield (
+            f"fleet.queue is {fleet.queue}; give at least {half}, for half of"
+            f" fleet.envs_per_actor = {fleet.envs_per_actor} are planned by one request"
         )
 
 

@@ -52,8 +52,6 @@ class PlannerClient:
         self._clock, self._sleep = clock, sleep
         self._rng = random.Random(slot)
         self._actors: dict[str, Any] = {}  # handles of this process
-        self.retries = 0
-        self.waited = 0.0  # seconds in `Pending.result`
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_actors": {}}
@@ -120,17 +118,14 @@ class Pending:
     def result(self, patience: float, stop: Callable[[], bool] = _never) -> Decision:
         """The decision, asked for again and again; PlannerGoneError after `patience` seconds, or
         once `stop` says so."""
-        client, begin = self._client, self._client._clock()
-        try:
-            while True:
-                reply = client._receive(self._sent, begin + patience, stop)
-                if isinstance(reply, Decision):
-                    return reply
-                if reply.why == Refused.BAD:
-                    raise InputError(f"the planner refused a request: {reply.reason}")
-                self._again(reply, begin + patience, stop)
-        finally:
-            client.waited += client._clock() - begin
+        client, until = self._client, self._client._clock() + patience
+        while True:
+            reply = client._receive(self._sent, until, stop)
+            if isinstance(reply, Decision):
+                return reply
+            if reply.why == Refused.BAD:
+                raise InputError(f"the planner refused a request: {reply.reason}")
+            self._again(reply, until, stop)
 
     def _again(self, reply: Refusal, until: float, stop: Callable[[], bool]) -> None:
         client = self._client
@@ -141,5 +136,4 @@ class Pending:
                 f"no decision after {self._turn} tries, the last: {reply.why.value}, "
                 f"{reply.reason}; look at the log of the planner"
             )
-        client.retries += 1
         self._sent = client._send(self._request, self._turn)

@@ -132,7 +132,10 @@ class Policy:
         planner = self.config.planner
         sizes = [len(ask.window) for ask in asks]
         modes = [ask.mode or planner.mode for ask in asks]
-        by = [planner.explore_by if ask.explore else planner.evaluate_by for ask in asks]
+        by = [
+            "mean" if ask.mean else planner.explore_by if ask.explore else planner.evaluate_by
+            for ask in asks
+        ]
         conditions = [
             np.full(len(ask.window), np.nan, np.float32)
             if mode in BACKWARD

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from m3pc.config import MODES
 from m3pc.types import Ask, Decision, InputError, Window
 
-FORMAT: Final = 1
-ASK: Final = struct.Struct("<HhdB3xIIII")  # format, mode, ratio, explore, E, T, S, A
+FORMAT: Final = 2
+ASK: Final = struct.Struct("<HhdBB2xIIII")  # format, mode, ratio, explore, mean, E, T, S, A
 DECISION: Final = struct.Struct("<H6xqII")  # format, version, E, A
 NO_MODE: Final = -1
 INTEGER, FLOAT = np.dtype("<i8"), np.dtype("<f4")
@@ -41,14 +41,14 @@ def ask_to_bytes(ask: Ask) -> bytes:
             raise InputError(
                 f"a window has {array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
             )
-    head = ASK.pack(FORMAT, mode, ratio, ask.explore, rows, length, states, actions)
+    head = ASK.pack(FORMAT, mode, ratio, ask.explore, ask.mean, rows, length, states, actions)
     return b"".join((head, *(array.tobytes() for array in arrays)))
 
 
 def ask_from_bytes(content: bytes) -> Ask:
     """Its arrays are read-only."""
     _require(len(content) >= ASK.size, "it is too short")
-    written, mode, ratio, explore, *sizes = ASK.unpack_from(content)
+    written, mode, ratio, explore, mean, *sizes = ASK.unpack_from(content)
     _require(written == FORMAT, f"its format is {written}, this version reads {FORMAT}")
     _require(NO_MODE <= mode < len(MODES), f"its mode is {mode}")
     now, steps, seeds, states, actions = _arrays(content, ASK.size, _ask_shapes(*sizes))
@@ -57,6 +57,7 @@ def ask_from_bytes(content: bytes) -> Ask:
         mode=None if mode == NO_MODE else MODES[mode],
         ratio=None if math.isnan(ratio) else ratio,
         explore=bool(explore),
+        mean=bool(mean),
     )
 
 

@@ -2,8 +2,8 @@
 
 A buffer is a function of the logged and the collected episodes: nothing is remembered between two
 processes. A collected episode that was withdrawn, or that retention has dropped, is as if it had
-never come; a logged one that it pushed out is back. Retention that keeps at least as many episodes
-as the buffer has slots therefore changes nothing.
+never come; a logged one that it pushed out is back. Retention therefore changes nothing as long as
+it keeps at least as many that may have a slot as the buffer has slots.
 """
 
 from dataclasses import dataclass
@@ -81,7 +81,8 @@ def transition_buffers(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstInFirstOut:
     """Slots for episodes: at first the best logged ones in random order, then each collected one
-    takes the place of the oldest.
+    takes the place of the oldest. One that was cut short takes none: its returns would say that
+    nothing more was to come.
 
     Where fewer than `capacity` are logged, there are only as many slots, as with the authors; where
     none are, the collected ones fill `capacity` slots.
@@ -107,9 +108,16 @@ class FirstInFirstOut:
         # A rank for every logged episode: withdrawing one does not shuffle the others again.
         rank = counter_stream(self.seed, 0, BUFFER).permutation(len(offline.lengths))
         logged = best[np.argsort(rank[best])]
-        collected = np.flatnonzero(drawable(online) & (online.lengths >= self.minimum))
+        may = drawable(online) & _ended(online) & (online.lengths >= self.minimum)
+        collected = np.flatnonzero(may)
         size = len(logged) or self.capacity
         return logged[len(collected) :], collected[-size:]
+
+
+def _ended(view: View) -> Chosen:
+    """[E] False where an episode was cut short."""
+    ends = (part.terminated | part.truncated for part in view.segments)
+    return np.concatenate([np.zeros(0, np.bool_), *ends])
 
 
 def _among(train: Chosen | None) -> Selection:

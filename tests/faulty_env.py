@@ -76,6 +76,8 @@ class Faulty(gymnasium.Env[Any, Any]):
         return self._state(), 1.0, False, False, {}
 
     def close(self) -> None:
+        if self._hang == "close" and self._only in (-1, self.number):
+            time.sleep(60)
         Faulty.open -= 1
 
     def _now(self) -> bool:

@@ -1,4 +1,6 @@
-"""A rollout process of which one environment never comes back. It ends itself."""
+"""A rollout process of which one environment never comes back, at last when it is closed after
+the end. It ends itself.
+"""
 
 import logging
 import sys
@@ -31,11 +33,20 @@ def main(folder: Path, hang: str) -> None:
         connect=partial(
             connect, folder / "coordinator.sqlite", run="hang", generations=folder / "generations"
         ),
-        env_kwargs={"hang": hang, "at": 3, "only_env": 0},
+        env_kwargs={
+            "hang": "close" if hang == "end" else hang,
+            "at": -1 if hang == "end" else 3,
+            "only_env": 0,
+        },
         envs=4,
         step_timeout=TIMEOUT,
     )
-    Collector(0, watches=partial(Watchdog, grace=1.0)).start(order)
+    collector = Collector(0, watches=partial(Watchdog, grace=1.0))
+    collector.start(order)
+    if hang == "end":
+        while not collector.report().finished:
+            time.sleep(0.01)
+        logging.info("event=drained left=%d", collector.drain(0.5))
     time.sleep(60)
 
 

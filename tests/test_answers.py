@@ -89,6 +89,22 @@ def test_a_ratio_counts_in_exploration_too(kind: str) -> None:
     assert_same(found, expected.decide(window, explore=True))
 
 
+@pytest.mark.parametrize("mode", ["rcbc", "m", "q"])
+@pytest.mark.parametrize("explore", [False, True])
+def test_a_mean_that_is_asked_for_is_taken_and_changes_nothing_else(
+    mode: str, explore: bool
+) -> None:
+    window = windows([4, 1, 4])
+    drawing = policy(planner__evaluate_by="sample", planner__explore_by="sample")
+    ask = Ask(window=window, mode=mode, explore=explore, mean=True)
+    found, drawn = (drawing.answer([each])[0] for each in (ask, replace(ask, mean=False)))
+    averaging = policy(planner__evaluate_by="mean", planner__explore_by="mean")
+    expected = averaging.answer([replace(ask, mean=False)])[0]
+    for name in NAMES:
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    assert not np.array_equal(found.actions, drawn.actions)
+
+
 def test_forward_modes_share_one_proposal_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     from planner import policy as module
 

@@ -1,5 +1,6 @@
 """The paper's buffers: which episodes are in them, and how often they come."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from m3pc.config import ReplayConfig
 from m3pc.returns import ReturnRule
+from m3pc.types import Episode
 from replay.buffers import FirstInFirstOut, trajectory_buffer, transition_buffers
 from replay.mixture import Mixture
 from replay.sampler import PieceColumns
@@ -26,6 +28,10 @@ def slots(offline: LiveStore, online: LiveStore, capacity: int = 4, seed: int = 
     buffer = FirstInFirstOut(capacity=capacity, minimum=T, seed=seed)
     logged, collected = buffer.slots(offline.view(), online.view())
     return logged.tolist(), collected.tolist()
+
+
+def cut(number: int, length: int) -> Episode:
+    return replace(numbered(number, length), truncated=False)
 
 
 def test_at_first_the_buffer_holds_the_best_logged_episodes_that_are_long_enough() -> None:
@@ -60,6 +66,28 @@ def test_each_collected_episode_takes_the_place_of_the_oldest() -> None:
 def test_a_collected_episode_that_is_too_short_takes_no_place() -> None:
     start = slots(live(LOGGED), live([]))[0]
     assert slots(live(LOGGED), live([T - 1, T, T - 1])) == (start[1:], [1])
+
+
+def test_a_collected_episode_that_was_cut_short_takes_no_place() -> None:
+    start = slots(live(LOGGED), live([]))[0]
+    online = LiveStore([numbered(100, 5), cut(101, 9)], [cut(102, 9), numbered(103, 6)])
+    assert slots(live(LOGGED), online) == (start[2:], [0, 3])
+    online.append(numbered(104, 5, terminated=True))
+    assert slots(live(LOGGED), online) == (start[3:], [0, 3, 4])
+
+
+def test_a_logged_episode_that_was_cut_short_has_its_place() -> None:
+    logged = [cut(0, 10), numbered(1, 9), numbered(2, 8)]
+    assert sorted(slots(LiveStore(logged), live([]), capacity=2)[0]) == [0, 1]
+
+
+def test_where_all_that_was_collected_was_cut_short_the_logged_ones_are_drawn() -> None:
+    offline, online = live([10, 6]), LiveStore([cut(100, 8), cut(101, 9)])
+    buffer = trajectory_buffer(offline.view(), online.view(), config(), minimum=T, seed=0)
+    pieces = Mixture([buffer], PieceColumns(T, RULE), batch=100, seed=0)
+    assert set(pieces.batch(0).states[:, 0, 0]) == {0, 1}
+    steps = critic(offline, online, online_after=0).batch(0)
+    assert set(steps.states[:, 0]) == {0, 1, 100, 101}
 
 
 def test_a_buffer_that_starts_small_stays_small() -> None:

@@ -14,7 +14,7 @@ from actors.collector import Collector, Order
 from actors.reports import Report
 from actors.worker import Acting
 from m3pc.coordinator import connect
-from m3pc.telemetry import COORDINATOR_DOWN, ENV_FAULTS, EPISODES, value
+from m3pc.telemetry import ACTOR_BLOCKED, COORDINATOR_DOWN, ENV_FAULTS, EPISODES, value
 from m3pc.types import (
     Coordinator,
     CoordinatorUnavailableError,
@@ -66,6 +66,11 @@ def ended(report: Report) -> float:
     return sum(value(report.snapshot, EPISODES, outcome) for outcome in EPISODES.values)
 
 
+def publish(coordinator: Coordinator, number: int) -> None:
+    version = Version(epoch=coordinator.new_epoch("weights"), number=number)
+    coordinator.publish("weights", Pointer(version=version, sha256="0" * 64, size=1, path="w"))
+
+
 def test_each_start_is_an_incarnation_with_episodes_of_its_own(
     join: Callable[[], Coordinator], collector: Collector, tmp_path: Path
 ) -> None:
@@ -110,13 +115,16 @@ def test_starting_a_collector_that_runs_changes_nothing(
 class Reluctant:
     """A coordinator that answers only from the n-th call on."""
 
-    def __init__(self, coordinator: Coordinator | None, silent: int) -> None:
+    def __init__(
+        self, coordinator: Coordinator | None, silent: int, error: type[Exception] | None = None
+    ) -> None:
         self._coordinator, self.silent = coordinator, silent
+        self.error = error or CoordinatorUnavailableError
 
     def __getattr__(self, name: str) -> Any:
         if self.silent:
             self.silent -= 1
-            raise CoordinatorUnavailableError("not now")
+            raise self.error("not now")
         return getattr(self._coordinator, name)
 
     def close(self) -> None:
@@ -138,6 +146,44 @@ def test_a_coordinator_that_is_silent_is_waited_for_and_then_done_without(
     assert collector.report().state == "running"
 
 
+def test_a_coordinator_that_fails_is_asked_again_and_may_still_end_the_collector(
+    join: Callable[[], Coordinator], collector: Collector
+) -> None:
+    coordinator = Reluctant(join(), silent=0)
+    acting = Acting(window=8, horizon=4, pause_after=100)
+    collector.start(order(lambda: coordinator, acting=acting))  # the planner has version 3
+    assert eventually(lambda: collector.report().finished)
+    coordinator.error, coordinator.silent = FileNotFoundError, 10**9
+    assert eventually(lambda: value(collector.report().snapshot, COORDINATOR_DOWN) > 3)
+    assert collector.report().state == "running"
+    coordinator.silent = 0
+    with closing(join()) as other:
+        publish(other, 104)
+        assert eventually(lambda: value(collector.report().snapshot, ACTOR_BLOCKED, "stale") > 0)
+        other.register(5)
+    assert eventually(lambda: collector.report().state == "ended")
+    assert collector.report().reason == "fenced"
+
+
+def test_a_collector_that_is_registered_goes_on_though_nothing_else_was_answered(
+    join: Callable[[], Coordinator], collector: Collector
+) -> None:
+    class Unread(Reluctant):
+        def read(self, name: str) -> Pointer | None:
+            raise FileNotFoundError(name)
+
+    collector.start(order(lambda: Unread(join(), silent=0)))
+    assert eventually(lambda: collector.report().finished)
+
+
+def test_a_coordinator_that_fails_before_it_registers_anybody_ends_the_collector(
+    join: Callable[[], Coordinator], collector: Collector
+) -> None:
+    collector.start(order(lambda: Reluctant(join(), silent=1, error=PermissionError)))
+    assert eventually(lambda: collector.report().state == "failed")
+    assert "slot 5 cannot be registered: PermissionError" in collector.report().reason
+
+
 def test_a_collector_whose_slot_was_given_away_ends(
     join: Callable[[], Coordinator], collector: Collector
 ) -> None:
@@ -153,8 +199,7 @@ def test_the_newest_published_version_decides_what_is_too_old(
     join: Callable[[], Coordinator], collector: Collector
 ) -> None:
     with closing(join()) as coordinator:
-        version = Version(epoch=coordinator.new_epoch("weights"), number=104)
-        coordinator.publish("weights", Pointer(version=version, sha256="0" * 64, size=1, path="w"))
+        publish(coordinator, 104)
     acting = Acting(window=8, horizon=4, pause_after=100)
     collector.start(order(join, acting=acting))  # the planner has version 3
     assert eventually(lambda: collector.report().snapshot.get("m3pc_actor_blocked_seconds_total"))
@@ -190,7 +235,6 @@ def test_faults_are_counted_and_survived(
         assert eventually(lambda: len(collector.report().finished) >= 50)
         assert collector.drain(PATIENCE) == 0
     report = collector.report()
-    assert report.rejected == 0
     assert sum(value(report.snapshot, ENV_FAULTS, why) for why in ("nan", "crash", "shape")) > 5
     assert len(list(Store(tmp_path / "store").episodes())) == ended(report)
 

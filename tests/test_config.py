@@ -264,6 +264,10 @@ CONFLICTS = [
         "online.lr_end is 0.5; give 1, or set online.updates_per_episode to 0",
     ),
     ("replay.online_transitions=10", "replay.online_after is 5000; give at most replay.online_tr"),
+    (
+        "fleet={queue: 2, envs_per_actor: 5}",
+        "fleet.queue is 2; give at least 3, for half of fleet.envs_per_actor = 5 are planned by",
+    ),
 ]
 
 
@@ -272,6 +276,11 @@ def test_fields_that_do_not_fit_together_are_named(text: str, message: str) -> N
     with pytest.raises(InputError) as caught:
         override(Config(), [text])
     assert message in str(caught.value)
+
+
+def test_a_queue_may_be_as_short_as_the_larger_half_of_an_actors_environments() -> None:
+    assert override(Config(), ["fleet={queue: 3, envs_per_actor: 5}"]).fleet.queue == 3
+    assert override(Config(), ["fleet={queue: 1, envs_per_actor: 2}"]).fleet.queue == 1
 
 
 @UNTIMED

@@ -21,11 +21,14 @@ from m3pc.run.online.exploration import Exploration, explored, scaled, score_uni
 from m3pc.run.online.local import collection_start, run_local
 from m3pc.run.online.run import OnlineRun, open_run
 from m3pc.run.online.staleness import Staleness
+from m3pc.settings import replace as changed
 from m3pc.streams import NOISE, counter_stream
 from m3pc.telemetry import STALENESS, Recorder, mean, quantile
-from m3pc.types import AppendKey, Ask, Version
+from m3pc.types import AppendKey, Episode, Version, Window
 from m3pc.windows import Histories
 from planner.policy import Policy
+from planner.service import PlannerService
+from planner.wire import ask_to_bytes, decision_from_bytes
 from replay.payload import encode
 from replay.segment import Segment, in_memory, joined
 from replay.store import Store
@@ -37,6 +40,7 @@ from tests.small_run import silent
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SIGMA = 0.3
+SECONDS = 30.0
 
 
 # Noise
@@ -44,39 +48,70 @@ SIGMA = 0.3
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> OnlineRun:
-    """A short run in lock-step that explores by noise."""
+    """A short run in lock-step that explores by noise, and would plan otherwise than it tests."""
     path = tmp_path_factory.mktemp("noisy") / "noisy-0"
-    run = new_run(path, online__noise=SIGMA, online__steps=60, evaluation__every=1000)
+    run = new_run(
+        path,
+        online__noise=SIGMA,
+        online__steps=60,
+        evaluation__every=1000,
+        planner__evaluate_by="sample",
+        planner__explore_by="sample",
+        conditioning__exploration="maximum",
+        conditioning__exploration_ratio=0.3,
+    )
     run_local(path, silent)
     return run
+
+
+def first_question(run: OnlineRun, number: int, episode: Episode) -> Window:
+    """What the planner was asked at the first step of a collected episode."""
+    config = run.config
+    history = Histories(
+        1,
+        window=config.model.window,
+        horizon=config.planner.horizon,
+        state_size=2,
+        action_size=1,
+    )
+    history.begin(0, episode.states[0], collection_start(config.seed, number)[1])
+    return history.window([0])
 
 
 def test_a_noisy_run_acts_by_the_median_of_the_policy_and_its_episodes_noise(
     noisy: OnlineRun,
 ) -> None:
-    policy = Policy(checkpoint.read(noisy.offline).weights)
-    window = noisy.config.model.window
+    by_median = {"planner.mode": "rcbc", "planner.explore_by": "mean"}
+    policy = Policy(checkpoint.read(noisy.offline).weights, changed(noisy.config, by_median))
     for number, episode in zip(range(2), Store(noisy.replay).episodes(), strict=False):
-        _, seed = collection_start(noisy.config.seed, number)
-        history = Histories(
-            1,
-            window=window,
-            horizon=noisy.config.planner.horizon,
-            state_size=2,
-            action_size=1,
-        )
-        history.begin(0, episode.states[0], seed)
-        ask = Ask(window=history.window([0]), mode="rcbc")
-        (median,) = policy.answer([ask])
-        noise = counter_stream(seed, 0, NOISE).standard_normal(1, dtype=np.float32)
-        expected = np.clip(median.actions[0] + np.float32(SIGMA) * noise, -1, 1)
+        window = first_question(noisy, number, episode)
+        median = policy.decide(window, explore=True)
+        rng = counter_stream(int(window.seeds[0]), 0, NOISE)
+        noise = np.float32(SIGMA) * rng.standard_normal(1, dtype=np.float32)
+        expected = np.clip(median.actions[0] + noise, -1, 1)
         np.testing.assert_allclose(episode.actions[0], expected, atol=1e-6)
         assert np.isnan(episode.utility)  # nothing was planned
 
 
+def test_a_noisy_run_is_conditioned_as_a_planned_one(noisy: OnlineRun) -> None:
+    policy = Policy(checkpoint.read(noisy.offline).weights)
+    for number, episode in zip(range(2), Store(noisy.replay).episodes(), strict=False):
+        window = first_question(noisy, number, episode)
+        planned, tested = (policy.decide(window, explore=way) for way in (True, False))
+        assert episode.condition == planned.conditions[0] != tested.conditions[0]
+
+
 def test_a_fleet_explores_by_the_same_noise(noisy: OnlineRun) -> None:
     place = Place(run=noisy.path, id=noisy.facts.id, coordinator="")
-    assert Fleet(noisy, place)._order(0).acting.noise == SIGMA
+    acting = Fleet(noisy, place)._order(0).acting
+    episode = next(Store(noisy.replay).episodes())
+    window = first_question(noisy, 0, episode)
+    with PlannerService(checkpoint.read(noisy.offline).weights, noisy.config) as service:
+        reply = service.plan(ask_to_bytes(acting.ask(window)), SECONDS)
+    assert isinstance(reply, bytes)
+    decision = acting.noisy(decision_from_bytes(reply), window)
+    np.testing.assert_allclose(decision.actions[0], episode.actions[0], atol=1e-6)
+    assert decision.conditions[0] == episode.condition
 
 
 def test_a_planned_run_has_utilities(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from itertools import count
+from typing import Any
 
+import gymnasium
 import mujoco
 import numpy as np
 import pytest
@@ -102,6 +104,52 @@ def test_ten_thousand_steps_with_faults_hand_out_nothing_unsound() -> None:
     assert Faulty.steps == 10_000
     aborted = [r for r in found if not r.episode.truncated]
     assert len(aborted) <= sum(happened.values()) + 4
+
+
+class Note:
+    """A Watch that knows which environment is called."""
+
+    called: int | None = None
+
+    def arm(self, slot: int) -> None:
+        self.called = slot
+
+    def disarm(self) -> None:
+        self.called = None
+
+
+class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Tells each call, and which environment was being watched in it."""
+
+    def __init__(self, note: Note, calls: set[tuple[str, int | None]], **options: object) -> None:
+        calls.add(("make", note.called))
+        super().__init__(make(FAULTY, **options))
+        self._note, self._calls = note, calls
+
+    def reset(self, **options: Any) -> Any:
+        self._calls.add(("reset", self._note.called))
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        self._calls.add(("step", self._note.called))
+        return super().step(action)
+
+    def close(self) -> None:
+        self._calls.add(("close", self._note.called))
+        super().close()  # type: ignore[no-untyped-call]
+
+
+def test_every_call_into_an_environment_is_watched() -> None:
+    note, calls = Note(), set[tuple[str, int | None]]()
+    making = partial(Watched, note, calls, at=3, only_env=1)
+    with closing(Guarded(making, 2, recorder=Recorder(), watch=note, first=4)) as envs:
+        play(envs, 2)
+        whole = {(name, slot) for name in ("make", "reset", "step") for slot in (4, 5)}
+        assert calls == whole
+        play(envs, 3)
+        assert calls == whole | {("close", 5)}  # it failed, and was made anew
+    assert calls == whole | {("close", 4), ("close", 5)}
+    assert note.called is None
 
 
 def test_an_environment_that_fails_for_ever_is_given_up() -> None:

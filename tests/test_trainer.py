@@ -13,7 +13,7 @@ from m3pc.presets import PRESETS
 from m3pc.run.online.trainer import Trainer
 from m3pc.telemetry import NONFINITE, ROLLBACKS, UPDATES_DONE, Metric
 from m3pc.types import DivergedError
-from tests.mate_child import digest, everything, learner, update
+from tests.mate_child import digest, everything, learner, update, updates
 from tests.small_online import appended, new_run
 
 
@@ -151,6 +151,14 @@ def test_rewards_and_returns_are_learnt_online_but_by_parity(preset: str) -> Non
     }
     both = {"states", "actions"}
     assert moved == (both if preset == "parity" else both | {"rewards", "returns"})
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_errors_of_visible_actions_are_learnt_online_but_by_parity(preset: str) -> None:
+    with_it, without = (
+        updates(Group(), 3, preset=preset, loss__visible_action_mse=on)[1] for on in (True, False)
+    )
+    assert (with_it == without) == (preset == "parity")
 
 
 def test_the_critic_learns_online_in_the_way_that_is_set(tmp_path: Path) -> None:

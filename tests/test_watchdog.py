@@ -17,7 +17,8 @@ from tests.shared_data import ROOT
 
 
 def left_by(folder: Path, hang: str) -> tuple[int, str, list[Episode]]:
-    """Exit code, stderr and what a process stored in which an environment hung in its 3rd step."""
+    """Exit code, stderr and what a process stored in which an environment hung in its 3rd step,
+    or at the `end`."""
     command = [sys.executable, "-m", "tests.hang_child", str(folder), hang]
     ended = subprocess.run(
         command, cwd=ROOT, timeout=50, capture_output=True, text=True, check=False
@@ -26,8 +27,11 @@ def left_by(folder: Path, hang: str) -> tuple[int, str, list[Episode]]:
     return ended.returncode, ended.stderr, list(Store(folder / "store").episodes())
 
 
-def test_a_step_that_hangs_ends_the_process_after_all_episodes_are_stored(tmp_path: Path) -> None:
-    code, said, stored = left_by(tmp_path, "sleep")
+@pytest.mark.parametrize("hang", ["sleep", "close"])  # in the step, or after it raised
+def test_a_step_that_hangs_ends_the_process_after_all_episodes_are_stored(
+    hang: str, tmp_path: Path
+) -> None:
+    code, said, stored = left_by(tmp_path, hang)
     assert code == HUNG
     assert "event=env-hung env=0" in said and "faulty_env.py" in said
     assert sorted(int(episode.states[0, 0]) for episode in stored) == [0, 1, 2, 3]
@@ -40,6 +44,15 @@ def test_a_step_that_keeps_the_lock_of_python_ends_the_process(tmp_path: Path) -
     assert code == 1
     assert "Timeout" in said and "faulty_env.py" in said
     assert "event=env-hung" not in said
+
+
+def test_an_environment_that_cannot_be_closed_does_not_keep_a_drained_process(
+    tmp_path: Path,
+) -> None:
+    code, said, stored = left_by(tmp_path, "end")
+    assert code == HUNG
+    assert "event=drained left=0" in said and "event=env-hung env=0" in said
+    assert {int(episode.states[0, 0]) for episode in stored} == {0, 1, 2, 3}
 
 
 @pytest.fixture

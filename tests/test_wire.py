@@ -11,6 +11,7 @@ from m3pc.types import Ask, Decision, InputError, Refusal, Refused
 from planner.policy import Policy
 from planner.service import PlannerService
 from planner.wire import (
+    FORMAT,
     ask_from_bytes,
     ask_to_bytes,
     decision_from_bytes,
@@ -41,6 +42,7 @@ def same(one: object, other: object) -> None:
     [
         Ask(window=WINDOW),
         Ask(window=WINDOW, ratio=0.0, explore=True),
+        Ask(window=WINDOW, mean=True),
         *(Ask(window=windows([2]), mode=mode, ratio=0.5) for mode in MODES),
         Ask(window=windows([])),
     ],
@@ -74,7 +76,7 @@ BAD = {
     "half of a head": GOOD[:20],
     "one byte less": GOOD[:-1],
     "one byte more": GOOD + b"\0",
-    "another format": struct.pack("<H", 2) + GOOD[2:],
+    "another format": struct.pack("<H", FORMAT + 1) + GOOD[2:],
     "a mode too high": GOOD[:2] + struct.pack("<h", len(MODES)) + GOOD[4:],
     "a mode too low": GOOD[:2] + struct.pack("<h", -2) + GOOD[4:],
     "sizes beyond all memory": GOOD[:16] + b"\xff" * 16 + GOOD[32:],

@@ -253,8 +253,8 @@ def test_noise_is_of_the_episode_and_its_step_and_stays_in_bounds() -> None:
         )
         with desk.running() as worker:
             assert eventually(lambda: len(worker.finished()) >= 4)
-        asked = {(ask.mode, ask.explore) for ask in desk.planner.asks}
-        assert asked == ({("rcbc", False)} if noise else {(None, True)})
+        asked = {(ask.mode, ask.explore, ask.mean) for ask in desk.planner.asks}
+        assert asked == {("rcbc", True, True) if noise else (None, True, False)}
         desks[sizes, noise] = [episode.actions for episode in desk.stored()[:4]]
     beside, alone, plain = desks.values()
     for one, other in zip(beside, alone, strict=True):
