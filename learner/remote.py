@@ -40,10 +40,10 @@ class LearnerActor:
         return self._work.report(self._error)
 
     def stop(self, seconds: float) -> bool:
-        """Save and end; whether it did in time."""
+        """Save and end; whether it did, and in time."""
         self._stop.set()
         self._thread.join(seconds)
-        return not self._thread.is_alive()
+        return not self._thread.is_alive() and not self._error
 
     def pid(self) -> int:
         return os.getpid()

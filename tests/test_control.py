@@ -1,11 +1,21 @@
 """The two files by which a run is watched and steered."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
-from m3pc.run.cluster.control import Wanted, is_driven, tell, told, want, wanted
+from m3pc.run.cluster.control import (
+    FRESH,
+    Wanted,
+    has_driver,
+    is_driven,
+    tell,
+    told,
+    want,
+    wanted,
+)
 from m3pc.run.lock import locked
 from m3pc.types import InputError
 
@@ -36,6 +46,17 @@ def test_a_status_says_whether_somebody_works_on_the_run(tmp_path: Path) -> None
     found = told(tmp_path)
     assert (found["steps"], found["driven"]) == (3, False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["status.json"]
+
+
+def test_a_process_in_lock_step_is_no_driver(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        assert not has_driver(told(tmp_path)), "it says nothing"
+        tell(tmp_path, {})
+        assert has_driver(told(tmp_path))
+        tell(tmp_path, {"time": time.time() - FRESH - 1})
+        assert not has_driver(told(tmp_path)), "an earlier one said it"
+    tell(tmp_path, {})
+    assert not has_driver(told(tmp_path))
 
 
 def test_a_run_without_status_has_said_nothing(tmp_path: Path) -> None:

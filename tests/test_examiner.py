@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import ray
 
-from m3pc.run.cluster.examiner import ASK_SECONDS, HUNG, Examiner
+from m3pc.run.cluster.examiner import ASK_SECONDS, HUNG, TRIES, Examiner
 from m3pc.run.online.evaluation import Evaluated
 from m3pc.run.online.floor import WEIGHTS, weights_path
 from m3pc.run.online.run import OnlineRun
@@ -34,6 +34,8 @@ class Evaluator:
         number = Version.unpacked(from_bytes(content).version).number
         if number == 13:
             os._exit(1)
+        if number == 12:
+            raise ValueError("an environment that is broken")
         return Evaluated(numbers={"return": float(number)}, returns=[float(number)])
 
 
@@ -122,6 +124,26 @@ def test_an_evaluation_that_was_lost_is_asked_for_again(desk: Desk) -> None:
     desk.seat.handle = cast(Any, Evaluator).remote()
     desk.publish(14)
     assert desk.look(100) == [(0, 0), (100, 14)]
+
+
+def test_an_evaluation_that_kills_its_process_each_time_is_given_up(desk: Desk) -> None:
+    desk.look(0)
+    desk.publish(13)
+    for _ in range(TRIES):
+        assert not desk.examiner.is_done(0.0, 100)
+        assert desk.look(100, last=True) == [(0, 0)]
+        desk.seat.handle = cast(Any, Evaluator).remote()
+    assert desk.examiner.is_done(0.0, 100)
+
+
+def test_an_evaluation_that_fails_is_not_tried_again_but_the_next_one_is(desk: Desk) -> None:
+    desk.look(0)
+    desk.publish(12)
+    assert desk.look(100) == [(0, 0)]
+    assert desk.examiner.is_done(0.0, 100)
+    assert desk.look(150) == [(0, 0)]
+    desk.publish(14)
+    assert desk.look(200) == [(0, 0), (200, 14)]
 
 
 def test_a_changed_file_is_not_measured_and_not_waited_for_without_end(desk: Desk) -> None:

@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from m3pc import checkpoint
+from m3pc.run.cluster.driver import check_machines
+from m3pc.run.cluster.place import Place
 from m3pc.run.online.audit import audit
 from m3pc.run.online.run import open_run
 from m3pc.run.runlog import read
-from m3pc.types import Version
+from m3pc.types import InputError, Version
 from replay.schedule import schedule_of
 from replay.store import Store
 from tests.online_job import alive, job
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, free_port
 from tests.shared_data import ROOT
 from tests.small_online import new_run
 from tests.waiting import eventually
@@ -206,7 +209,7 @@ def test_updates_per_step_are_the_same_with_two_actors_and_with_eight(tmp_path: 
 @pytest.mark.timeout(600)
 def test_an_actor_that_is_stopped_or_whose_environment_hangs_is_replaced(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    changes = {"fleet__silence": 4.0, "fleet__step_timeout": 3.0}
+    changes = {"fleet__silence": 4.0, "fleet__step_timeout": 3.0, "fleet__deadline": 2.0}
     new_run(run, env="tests.point:toy/UnrulyPoint-v0", **FLEET | changes)
     with job(run, M3PC_HARM="hang", M3PC_HARM_AFTER="150") as work:
         work.until_up(2)
@@ -215,6 +218,10 @@ def test_an_actor_that_is_stopped_or_whose_environment_hangs_is_replaced(tmp_pat
         assert not alive(pid)
         work.until(lambda: work.restarts("actor-0"))  # its environment hung
         work.advance(100)
+        pid = work.kill("actor-1", signal.SIGSTOP)
+        command("scale", run, 1)
+        assert eventually(lambda: not alive(pid), 60.0), "one that cannot leave is ended"
+        work.advance(30)
         work.stop()
     lives = {(key.slot, key.incarnation) for key in Store(run / "replay").keys}
     assert all(sum(slot == mine for slot, _ in lives) >= 2 for mine in (0, 1))
@@ -290,6 +297,57 @@ def test_a_run_that_does_not_run_can_neither_be_scaled_nor_stopped(tmp_path: Pat
         done = m3pc(*words)
         assert (done.returncode, done.stdout) == (2, "")
         assert "does not run; start it with m3pc resume" in done.stderr
+
+
+def test_a_run_in_lock_step_is_neither_scaled_nor_stopped_by_a_file(tmp_path: Path) -> None:
+    from m3pc.run.lock import locked
+
+    new_run(tmp_path / "run")
+    with locked(tmp_path / "run"):
+        for words in (("scale", tmp_path / "run", 3), ("stop", tmp_path / "run")):
+            done = m3pc(*words)
+            assert (done.returncode, done.stdout) == (2, "")
+            assert "runs in one process (--local)" in done.stderr
+        assert "runs in one process (--local)" in command("status", tmp_path / "run")
+    assert not (tmp_path / "run" / "wanted.json").exists()
+
+
+def test_words_that_lock_step_would_not_hear_are_refused(tmp_path: Path) -> None:
+    new_run(tmp_path / "run")
+    for words in (
+        ("finetune", "nowhere", "--data", "nothing", "--local", "--actors", 2),
+        ("finetune", "nowhere", "--data", "nothing", "--local", "--address", "auto"),
+        ("resume", tmp_path / "run", "--local", "--address", "auto"),
+    ):
+        done = m3pc(*words)
+        assert done.returncode == 2
+        assert "--local is one process" in done.stderr
+
+
+def test_what_every_process_would_stumble_over_is_told_at_once(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    nobody = f"redis://127.0.0.1:{free_port()}"
+    done = m3pc("resume", run.path, "--coordinator", nobody)
+    assert done.returncode == 2
+    assert "no coordinator answers" in done.stderr
+    facts = run.path / "run.json"
+    facts.write_text(facts.read_text().replace(run.facts.checksum, "0" * 64))
+    done = m3pc("resume", run.path)
+    assert done.returncode == 2
+    assert "give the same data" in done.stderr
+
+
+def test_several_machines_do_not_meet_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = [("one", True), ("two", True), ("gone", False)]
+    nodes = [{"NodeManagerHostname": host, "Alive": alive} for host, alive in hosts]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    check_machines(Place(run=tmp_path, id="x", coordinator="redis://127.0.0.1:1"))
+    with pytest.raises(InputError, match=r"2 machines \(one, two\), which cannot meet in a file"):
+        check_machines(Place(run=tmp_path, id="x", coordinator=""))
+    nodes[1]["Alive"] = False
+    check_machines(Place(run=tmp_path, id="x", coordinator=""))
 
 
 def test_a_second_driver_is_refused(tmp_path: Path) -> None:

@@ -113,11 +113,11 @@ def test_learners_and_planners_hold_gpus_and_actors_none(fleet: Fleet) -> None:
     assert asked(learner, resources) == held
     assert asked(learner, mates_resources) == [held] * (wanted.learners - 1)
     assert asked(planner, resources) == {"CPU": 1.0, "GPU": wanted.planner_gpus}
-    fleet.scale(1)
+    fleet.scale(1, time.monotonic())
     (actor,) = fleet.actors.values()
     actor.look(time.monotonic())
     assert asked(actor.handle, resources) == {"CPU": 1.0}
-    fleet.scale(0)
+    fleet.scale(0, time.monotonic())
 
 
 @pytest.mark.ray

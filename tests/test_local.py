@@ -18,7 +18,7 @@ from m3pc.telemetry import COLLECTED_SHARE, value
 from m3pc.types import InputError
 from replay.store import Store
 from replay.writer import Writer
-from tests.small_online import new_run, outcome, pretrained
+from tests.small_online import appended, new_run, outcome, pretrained
 from tests.small_run import silent
 
 
@@ -181,3 +181,14 @@ def test_the_envelope_follows_what_was_collected(straight: Path) -> None:
     )  # an average return cannot exceed the best reward
     assert after.max() <= best
     assert not np.array_equal(after, before)
+
+
+def test_what_a_fleet_collected_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run")
+    appended(run, 3, incarnation=1)
+    with runlog.RunLog(run.path, done=0, unit="step") as log:
+        log.write("evaluation", 40, {"return": 1.0})
+    with pytest.raises(InputError, match=r"has episodes of a fleet.*without --local"):
+        run_local(run.path, silent)
+    assert len(runlog.read(run.path, "evaluation")) == 1
+    assert len(Store(run.replay).keys) == 3

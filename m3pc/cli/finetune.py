@@ -49,6 +49,9 @@ def finetune(
     from m3pc.settings import override
     from m3pc.types import InputError
 
+    if local and actors is not None:
+        raise InputError("--local is one process without actors; drop --local or --actors")
+    _require_one_place(local, address)
     found = checkpoint.read(source)
     given = {
         "online.steps": steps,
@@ -74,7 +77,15 @@ def resume(
     local: Local = False,
 ) -> None:
     """Go on with a run that was stopped or killed, on a new cluster if need be."""
+    _require_one_place(local, address)
     _go_on(run, local=local, address=address, coordinator=coordinator)
+
+
+def _require_one_place(local: bool, address: str | None) -> None:
+    from m3pc.types import InputError
+
+    if local and address is not None:
+        raise InputError(f"--local is one process without Ray; drop it, or --address {address}")
 
 
 def _go_on(run: Path, *, local: bool, address: str | None, coordinator: str) -> None:

@@ -1,5 +1,6 @@
 """`m3pc status`, `scale`, `stop`: look at a run and change its fleet, from any shell."""
 
+import math
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +9,7 @@ import typer
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an online run.")]
 POLL = 0.5  # seconds
+_SILENT = "{} runs in one process (--local), or its fleet is just starting"
 
 
 def status(
@@ -20,13 +22,15 @@ def status(
     from rich.console import Console
 
     from m3pc.cli.live import page
-    from m3pc.run.cluster.control import told
+    from m3pc.run.cluster.control import has_driver, told
     from m3pc.run.online.run import open_run
 
     open_run(run)
     found = told(run)
     if json_:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(_finite(found)))
+    elif found["driven"] and not has_driver(found):
+        typer.echo(f"{_SILENT.format(run)}; its numbers are in {run / 'metrics.jsonl'}")
     elif "state" not in found:
         typer.echo(f"{run} has not run on a fleet yet; m3pc resume {run} starts it")
     else:
@@ -66,13 +70,16 @@ def stop(
 
 
 def _require_driven(run: Path) -> None:
-    from m3pc.run.cluster.control import is_driven
+    from m3pc.run.cluster.control import has_driver, told
     from m3pc.run.online.run import open_run
     from m3pc.types import InputError
 
     open_run(run)
-    if not is_driven(run):
+    found = told(run)
+    if not found["driven"]:
         raise InputError(f"{run} does not run; start it with m3pc resume {run}")
+    if not has_driver(found):
+        raise InputError(f"{_SILENT.format(run)}; end the first with Ctrl-C, or wait for the other")
 
 
 def _wait(run: Path, seconds: float, done: Any) -> dict[str, Any]:
@@ -84,3 +91,12 @@ def _wait(run: Path, seconds: float, done: Any) -> dict[str, Any]:
         if done(found) or time.monotonic() >= end:
             return found
         time.sleep(POLL)
+
+
+def _finite(found: Any) -> Any:
+    """JSON has no word for NaN."""
+    if isinstance(found, dict):
+        return {name: _finite(value) for name, value in found.items()}
+    if isinstance(found, list):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found

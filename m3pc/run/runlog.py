@@ -1,9 +1,11 @@
 """Metrics of a run: a JSON line and TensorBoard scalars for every report."""
 
 import json
+import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -11,15 +13,20 @@ from typing import Any, Literal, Self
 NAME = "metrics.jsonl"
 Unit = Literal["update", "step"]
 
+log = logging.getLogger(__name__)
+
 
 class RunLog:
     """Appends to RUN/metrics.jsonl. A run that goes back to count n forgets what came after it."""
 
-    def __init__(self, folder: Path, *, done: int, unit: Unit = "update") -> None:
-        """`unit` is what is counted: updates of the whole run, or steps in the environment."""
+    def __init__(
+        self, folder: Path, *, done: int, unit: Unit = "update", vital: bool = True
+    ) -> None:
+        """`unit` is what is counted: updates of the whole run, or steps in the environment. A log
+        that is not `vital` loses what a full disk does not take, and its run goes on."""
         from torch.utils.tensorboard import SummaryWriter
 
-        path, self._unit = folder / NAME, unit
+        path, self._unit, self._vital = folder / NAME, unit, vital
         _forget(path, unit, after=done)
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder), purge_step=done + 1)
@@ -31,10 +38,11 @@ class RunLog:
         in the file only."""
         finite: dict[str, Any] = {n: x if math.isfinite(x) else None for n, x in numbers.items()}
         finite |= {name: list(values) for name, values in lists.items()}
-        self._file.write(json.dumps({self._unit: done, "group": group, **finite}) + "\n")
-        self._file.flush()
-        for name, value in numbers.items():
-            self._board.add_scalar(f"{group}/{name}", value, done)
+        with self._spared():
+            self._file.write(json.dumps({self._unit: done, "group": group, **finite}) + "\n")
+            self._file.flush()
+            for name, value in numbers.items():
+                self._board.add_scalar(f"{group}/{name}", value, done)
 
     def sync(self) -> None:
         """Before a checkpoint: what it stands on is on disk."""
@@ -50,15 +58,25 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
-        self._board.close()
+        for closing in (self._file, self._board):
+            with self._spared():
+                closing.close()
+
+    @contextmanager
+    def _spared(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._vital:
+                raise
+            log.warning("event=metrics-lost reason=%s", error)
 
 
 def read(folder: Path, group: str) -> list[dict[str, Any]]:
-    """The lines of one group, in order."""
+    """The whole lines of one group, in order."""
     if not (folder / NAME).exists():
         return []
-    lines = [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
+    lines = map(_whole, (folder / NAME).read_bytes().splitlines())
     return [line for line in lines if line.pop("group", None) == group]
 
 
@@ -77,8 +95,17 @@ def _forget(path: Path, unit: Unit, *, after: int) -> None:
 
 def _count(line: bytes, unit: Unit) -> float:
     """Of a line; of one that a power cut spoilt, later than any."""
+    found = _whole(line)
     try:
-        found = json.loads(line)
         return int(found[unit]) if "group" in found else math.inf
     except (ValueError, TypeError, KeyError):
         return math.inf
+
+
+def _whole(line: bytes) -> dict[str, Any]:
+    """What a line says; nothing where it was cut or spoilt."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -7,7 +7,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.reports import Report
-from m3pc.run.cluster.seat import RestartedSeat
+from m3pc.run.cluster.seat import RestartedSeat, kill_process, reason_of
 
 WORKING = ("running", "draining")
 
@@ -67,7 +67,7 @@ class ActorSeat(RestartedSeat):
         try:
             ray.get(giving, timeout=1.0)
         except RayError as error:
-            self._ended(now, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            self._ended(now, reason_of(error))
             return self.state != "parked"
         return True
 
@@ -83,10 +83,8 @@ class ActorSeat(RestartedSeat):
             return self.handle is None
         return bool(ray.wait([self._draining], timeout=0)[0])
 
-    @property
-    def left(self) -> int:
-        """Episodes that were not acknowledged, of one that has drained."""
-        try:
-            return int(ray.get(self._draining, timeout=1.0)) if self._draining is not None else 0
-        except RayError:
-            return 0
+    def leave(self) -> None:
+        """For ever: killed from outside where it has not drained, for it may hear nobody."""
+        if self.home is not None and not self.drained:
+            kill_process(self.home)
+        self.end()

@@ -17,6 +17,7 @@ from m3pc.files import replace_file
 from m3pc.types import InputError
 
 STATUS, WANTED = "status.json", "wanted.json"
+FRESH = 60.0  # seconds in which a driver says something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,7 @@ def tell(run: Path, status: Mapping[str, Any]) -> None:
 
 
 def told(run: Path) -> dict[str, Any]:
-    """What the driver said last, and whether it lives (`driven`)."""
+    """What the driver said last, and whether a process works on the run (`driven`)."""
     try:
         found: Any = json.loads((run / STATUS).read_text(encoding="utf-8"))
         assert isinstance(found, dict)
@@ -68,6 +69,12 @@ def told(run: Path) -> dict[str, Any]:
     except (OSError, ValueError, AssertionError) as error:
         raise InputError(f"{run / STATUS} cannot be read: {error}; remove it") from None
     return {**found, "driven": is_driven(run)}
+
+
+def has_driver(found: Mapping[str, Any]) -> bool:
+    """Whether what was told is of a driver that lives: one process in lock-step tells nothing."""
+    silent: float = abs(time.time() - found.get("time", 0.0))
+    return bool(found["driven"]) and silent < FRESH
 
 
 def is_driven(run: Path) -> bool:

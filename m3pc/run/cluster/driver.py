@@ -15,12 +15,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
@@ -33,10 +33,11 @@ from m3pc.run.cluster.place import NAMESPACE, Place
 from m3pc.run.cluster.ray_node import connected
 from m3pc.run.cluster.status import Rate, describe, log_line
 from m3pc.run.lock import locked
+from m3pc.run.online.floor import WEIGHTS
 from m3pc.run.online.results import save_pictures
 from m3pc.run.online.run import OnlineRun, open_run
 from m3pc.run.runlog import RunLog
-from m3pc.types import Coordinator, DivergedError, InputError
+from m3pc.types import Coordinator, CoordinatorUnavailableError, DivergedError, InputError
 from replay.schedule import schedule_of
 
 PAUSE = 0.2  # seconds between two looks
@@ -77,13 +78,37 @@ def run_cluster(path: Path, show: Show, *, address: str | None, coordinator: str
         if _finished(run):
             return Outcome(code=OK, reason="finished", steps=told(path)["steps"])
         place = Place(run=path.resolve(), id=run.facts.id, coordinator=coordinator)
-        place.connect().close()  # before anything starts: a wrong address is told at once
+        _check_place(run, place)
         own = {"cpus": LOGICAL_CPUS, "gpus": _gpus(run)} if address is None else {}
         with _logged(path / LOG):
             with connected(address, namespace=NAMESPACE, logs=path / LOGS, **own):
+                check_machines(place)
                 outcome = Driver(run, place, show).drive()
             save_pictures(run)
         return outcome
+
+
+def _check_place(run: OnlineRun, place: Place) -> None:
+    """Before anything starts: what every process would stumble over is told at once."""
+    run.logged()
+    try:
+        with closing(place.connect()) as coordinator:
+            coordinator.read(WEIGHTS)
+    except CoordinatorUnavailableError as error:
+        raise InputError(
+            f"no coordinator answers: {error}; start it, or give its address"
+        ) from None
+
+
+def check_machines(place: Place) -> None:
+    """SQLite's locks and this machine's clock hold on one machine."""
+    nodes: list[dict[str, Any]] = cast(Any, ray).nodes()
+    hosts = sorted({node["NodeManagerHostname"] for node in nodes if node["Alive"]})
+    if len(hosts) > 1 and not place.coordinator:
+        raise InputError(
+            f"the cluster has {len(hosts)} machines ({', '.join(hosts[:3])}), which cannot meet in "
+            "a file; start a Redis and give its address by --coordinator or M3PC_COORDINATOR"
+        )
 
 
 def _finished(run: OnlineRun) -> bool:
@@ -124,7 +149,8 @@ class Driver:
         want(run.path, stop=False)
 
     def drive(self) -> Outcome:
-        with _signals(self._signalled), RunLog(self.run.path, done=10**12, unit="step") as runlog:
+        runlog = RunLog(self.run.path, done=10**12, unit="step", vital=False)
+        with _signals(self._signalled), runlog:
             try:
                 while self.phase != "ended":
                     self.turn(self._clock(), runlog)
@@ -171,7 +197,7 @@ class Driver:
         if asked.actors is not None:
             self._wanted = asked.actors
         if self.phase == "collecting":
-            self.fleet.scale(self._wanted)
+            self.fleet.scale(self._wanted, self._clock())
 
     def _check(self) -> None:
         """Whether the run can go on at all."""
@@ -213,7 +239,7 @@ class Driver:
             self._reason = "stopped" if self._stopping else "finished"
             # What is on its way is stored, though the learner may be behind: it catches up later.
             self.fleet.set_slack(NO_LIMIT)
-            self.fleet.scale(0)
+            self.fleet.scale(0, now)
             self._enter("draining")
 
     def _draining(self, now: float) -> None:
@@ -221,8 +247,9 @@ class Driver:
             self._enter("ending" if self._stopping else "learning")
 
     def _learning(self, now: float) -> None:
-        learnt = self.fleet.learnt
-        caught_up = learnt is not None and learnt.waiting and learnt.updates >= self.owed
+        """Until nothing is owed by what the store holds after all actors left."""
+        learnt, known = self.fleet.learnt, self.fleet.store.as_of >= self._since
+        caught_up = known and learnt is not None and learnt.updates >= self.owed
         if self._stopping:
             self._enter("ending")
         elif caught_up:
@@ -280,7 +307,10 @@ class Driver:
             about = {"pid": os.getpid(), "host": socket.gethostname()}
             about |= {"reason": self._reason, "code": self._code}
             status = describe(self) | about
-            tell(self.run.path, status)
+            try:
+                tell(self.run.path, status)
+            except OSError as error:  # a full disk passes
+                log.warning("event=status-lost reason=%s", error)
             self._show(status)
 
 

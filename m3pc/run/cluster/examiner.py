@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from m3pc import checkpoint
 from m3pc.run.cluster.seat import Seat
@@ -22,6 +22,7 @@ from planner.loader import read as published
 
 HUNG = 600.0  # seconds in which an evaluation took no step
 ASK_SECONDS = 120.0  # in which an evaluation that is due cannot begin
+TRIES = 3  # of one evaluation whose process dies or hangs
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Examiner:
         self._every = run.config.evaluation.every
         self._pending: tuple[int, Any] | None = None  # steps, answer
         self._waiting: float | None = None  # since when one is due
+        self._lost = 0  # tries of the evaluation that is due
         self.rows = read(run.path, "evaluation")
         self._asked = self._evaluated  # steps at the last evaluation that was asked for
 
@@ -75,12 +77,24 @@ class Examiner:
         self._pending = None
         try:
             found: Evaluated = ray.get(answer, timeout=1.0)
-        except RayError as error:  # its process died: it is asked again at the next turn
-            log.warning("event=evaluation-lost steps=%d reason=%s", steps, type(error).__name__)
-            self._asked = self._evaluated
+        except RayError as error:
+            self._lose(steps, error)
             return
-        runlog.write("evaluation", steps, found.numbers, returns=found.returns)
+        self._lost = 0
         self.rows.append({"step": steps, **found.numbers})
+        runlog.write("evaluation", steps, found.numbers, returns=found.returns)
+
+    def _lose(self, steps: int, error: RayError) -> None:
+        """Where its process died it is asked again at the next turn, but not for ever. What failed
+        by itself would fail again: the next one may not."""
+        self._lost += 1
+        again = self._lost < TRIES and not isinstance(error, RayTaskError)
+        reason = str(error).strip().splitlines()[-1]
+        log.warning("event=evaluation-lost steps=%d again=%s reason=%s", steps, again, reason)
+        if again:
+            self._asked = self._evaluated
+        else:
+            self._lost = 0
 
     @property
     def _evaluated(self) -> int:

@@ -50,7 +50,7 @@ class Fleet:
         ]
         self.evaluator = self._seat("evaluator", self._make_evaluator)
         self.actors: dict[int, ActorSeat] = {}
-        self._leaving: list[ActorSeat] = []
+        self._leaving: dict[ActorSeat, float] = {}  # and until when they are waited for
         self.finished: deque[Finished] = deque(maxlen=RECENT)
         self._restarts: dict[str, int] = {}  # by name: how often each process ended
         self._stored: StoreTotals | None = None
@@ -66,10 +66,10 @@ class Fleet:
         if any(seat.state == "up" for seat in self.planners):
             for actor in self.actors.values():
                 actor.look(now)
-        self._leave()
+        self._leave(now)
         self._hear()
 
-    def scale(self, count: int) -> None:
+    def scale(self, count: int, now: float) -> None:
         """As many actors as that: the highest slots leave, the lowest free ones are filled."""
         for slot in range(count):
             if slot not in self.actors:
@@ -77,17 +77,17 @@ class Fleet:
         for slot in sorted(self.actors)[count:]:
             actor = self.actors.pop(slot)
             actor.drain(self._fleet.deadline)
-            self._leaving.append(actor)
+            self._leaving[actor] = now + self._fleet.deadline + self._fleet.silence
 
     def set_slack(self, steps: int) -> None:
         """How far collecting may run ahead of learning, from now on."""
         if self.store.handle is not None:
             self.store.handle.set_slack.remote(steps)
 
-    def _leave(self) -> None:
-        for actor in [actor for actor in self._leaving if actor.drained]:
-            self._leaving.remove(actor)
-            actor.end()
+    def _leave(self, now: float) -> None:
+        for actor in [one for one, until in self._leaving.items() if one.drained or now > until]:
+            del self._leaving[actor]
+            actor.leave()
             self.totals.ended(actor.name)
 
     def end(self) -> None:

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from m3pc.run.cluster.restarts import Restarts
 
 ASK_EVERY = 1.0  # seconds
+START_SECONDS = 600.0  # for a first answer; a cluster may have to grow before
 State = Literal["waiting", "starting", "up", "parked"]
 
 
@@ -53,6 +54,7 @@ class Seat:
         self.reason = ""  # of the last end
         self._next = 0.0  # when to be made
         self._asked = self._answered = 0.0
+        self.as_of = 0.0  # when the last report was asked for
         self._pending: Any = None
         self._where: Any = None
 
@@ -109,7 +111,10 @@ class Seat:
         answered, _ = ray.wait([self._pending], timeout=0)
         if answered:
             self._take(now)
-        elif now - self._answered > self._patience and self.home is not None:
+        elif self.home is None:
+            if now - self._answered > START_SECONDS:
+                self.lost(now, f"it did not start within {START_SECONDS:.0f} s")
+        elif now - self._answered > self._patience:
             kill_process(self.home)
             self.silent(now)
 
@@ -123,14 +128,14 @@ class Seat:
         except RayError as error:
             self.failed(now, error)
             return
-        self.state, self._answered = "up", now
+        self.state, self._answered, self.as_of = "up", now, self._asked
         if self.home is None:
             self._locate()
 
     def failed(self, now: float, error: RayError) -> None:
         if isinstance(error, ActorUnavailableError):
             return  # the answer was lost: ask again
-        self.lost(now, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        self.lost(now, reason_of(error))
 
     def _locate(self) -> None:
         found, _ = ray.wait([self._where], timeout=0)
@@ -146,7 +151,7 @@ class RestartedSeat(Seat):
 
     def failed(self, now: float, error: RayError) -> None:
         if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
-            self.lost(now, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+            self.lost(now, reason_of(error))
 
     def silent(self, now: float) -> None:
         """It was killed: Ray makes another."""
@@ -159,6 +164,12 @@ class RestartedSeat(Seat):
         """Another process has its name: where is it?"""
         self.home = None
         self._where = self.handle.__ray_call__.remote(_home)
+
+
+def reason_of(error: RayError) -> str:
+    """In one line. What was raised in another process stands last in Ray's own words."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is known'}"[:500]
 
 
 def kill_process(home: Home) -> None:

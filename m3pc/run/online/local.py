@@ -26,11 +26,13 @@ from m3pc.run.online.results import save_pictures
 from m3pc.run.online.run import OnlineRun, open_run
 from m3pc.run.online.trainer import Trainer
 from m3pc.run.runlog import RunLog
-from m3pc.types import AppendKey, Decision, Status, Window
+from m3pc.types import AppendKey, Decision, InputError, Status, Window
 from m3pc.weights import Weights
 from planner.policy import Policy
+from replay import manifest
 from replay.payload import encode
 from replay.schedule import schedule_of
+from replay.store import Store
 from replay.writer import Options, Writer
 
 Report = Callable[[Mapping[str, Any]], None]
@@ -49,6 +51,7 @@ def run_local(path: Path, report: Report) -> Finished:
     """Go on from the newest whole checkpoint to the end."""
     with locked(path):
         run = open_run(path)
+        _require_own(run)
         options = Options(durability=run.config.fleet.durability)
         with closing(Writer(run.replay, run.header, options)) as writer:
             work = _LockStep(run, writer)
@@ -60,6 +63,18 @@ def run_local(path: Path, report: Report) -> Finished:
         save_pictures(run)
         return Finished(
             path=path, steps=work.steps, weights=work.trainer.weights(work.trainer.updates)
+        )
+
+
+def _require_own(run: OnlineRun) -> None:
+    """What a fleet collected was not collected in lock-step: there is no point to go on from."""
+    if not (run.replay / manifest.NAME).exists():
+        return
+    others = {key[:2] for key in Store(run.replay).keys} - {(SLOT, INCARNATION)}
+    if others:
+        raise InputError(
+            f"{run.path} has episodes of a fleet, which lock-step cannot go on from; "
+            "resume it without --local"
         )
 
 
