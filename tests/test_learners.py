@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import ray
 import torch
 
+from learner.remote import LearnerActor
 from m3pc.run.cluster.fleet import Fleet
 from m3pc.run.cluster.learning import LearnerReport
 from m3pc.run.cluster.place import Place
@@ -150,3 +152,24 @@ def test_mates_end_with_the_learner_that_made_them(fleet: Fleet) -> None:
     assert lives(mate)
     os.kill(ray.get(learner.pid.remote(), timeout=SECONDS), signal.SIGKILL)
     assert eventually(lambda: not lives(mate))
+
+
+class Unsaved:
+    """Cannot save what it learned."""
+
+    def work(self, stop: threading.Event) -> None:
+        stop.wait(SECONDS)
+        raise OSError("no space left")
+
+    def report(self, error: str = "") -> str:
+        return error
+
+
+@pytest.mark.ray
+def test_a_learner_that_could_not_save_does_not_say_that_it_did(ray_cluster: None) -> None:
+    learner: Any = cast(Any, LearnerActor).options(num_cpus=0).remote(Unsaved)
+    try:
+        assert ray.get(learner.stop.remote(SECONDS), timeout=SECONDS) is False
+        assert ray.get(learner.report.remote(), timeout=SECONDS) == "OSError: no space left"
+    finally:
+        ray.kill(learner)

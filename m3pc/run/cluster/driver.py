@@ -256,7 +256,7 @@ class Driver:
             self._enter("saving")
 
     def _saving(self, now: float) -> None:
-        """Asked again where the answer is lost, or the learner: its successor saves as well."""
+        """Where the answer is lost, or the learner, its successor may have to catch up first."""
         learner = self.fleet.learner
         if self._stopping:
             self._enter("ending")
@@ -265,10 +265,11 @@ class Driver:
         elif self._saved is not None and ray.wait([self._saved], timeout=0)[0]:
             answer, self._saved = self._saved, None
             try:
-                ray.get(answer, timeout=1.0)
-                self._enter("evaluating")
+                saved: bool = ray.get(answer, timeout=1.0)
             except RayError as error:
                 log.warning("event=save-again reason=%s", type(error).__name__)
+                saved = False
+            self._enter("evaluating" if saved else "learning")
 
     def _evaluating(self, now: float) -> None:
         if self.examiner.is_done(now, self.steps) or self._stopping:
