@@ -17,6 +17,7 @@ from m3pc.types import InputError
 # Ray replaces 127.0.0.1 and localhost by an address that others can reach.
 LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 CONNECT_SECONDS = 5.0
+CLIENT, CLIENT_TRIES = "ray://", 3
 OBJECT_STORE = 256 << 20  # bytes; what lasts is in files, and messages are small
 # What a user has set stays.
 SETTINGS = {
@@ -72,19 +73,32 @@ def connected(
 def _session(**options: Any) -> Iterator[None]:
     import ray
 
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise InputError(_no_connection(options["address"], error)) from error
+    _connect(**options)
     try:
         yield
     finally:
         ray.shutdown()
 
 
+def _connect(**options: Any) -> None:
+    """Through Ray's client in several tries: its server forks while its threads run, and what it
+    forked sometimes hangs for half a minute and fails."""
+    import ray
+
+    address = options["address"]
+    for left in reversed(range(CLIENT_TRIES if address.startswith(CLIENT) else 1)):
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            return
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            if not left:
+                raise InputError(_no_connection(address, error)) from error
+            log.warning("event=connect-again address=%s reason=%s", address, error)
+
+
 def _require_listener(address: str) -> None:
     """Ray itself would try for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
     if not (host and port.isdecimal()):
         return  # "auto", which Ray finds or not at once
     try:
