@@ -112,7 +112,8 @@ class Pending:
     """A request on its way. Asking again is safe: a planner remembers nothing."""
 
     def __init__(self, client: PlannerClient, ask: Ask) -> None:
-        self._client, self._request, self._turn = client, ask_to_bytes(ask), 0
+        self._client, self._request = client, ask_to_bytes(ask)
+        self.retries = 0
         self._sent = client._send(self._request, 0)
 
     def result(self, patience: float, stop: Callable[[], bool] = _never) -> Decision:
@@ -129,11 +130,11 @@ class Pending:
 
     def _again(self, reply: Refusal, until: float, stop: Callable[[], bool]) -> None:
         client = self._client
-        self._turn += 1
-        client._rest(self._turn, reply.wait, until, stop)
+        self.retries += 1
+        client._rest(self.retries, reply.wait, until, stop)
         if stop() or client._clock() >= until:
             raise PlannerGoneError(
-                f"no decision after {self._turn} tries, the last: {reply.why.value}, "
+                f"no decision after {self.retries} tries, the last: {reply.why.value}, "
                 f"{reply.reason}; look at the log of the planner"
             )
-        self._sent = client._send(self._request, self._turn)
+        self._sent = client._send(self._request, self.retries)

@@ -126,7 +126,9 @@ def test_an_outbox_that_is_shut_out_sends_nothing_more() -> None:
     assert sink.sent == [0, 1]
 
 
-def test_a_rejected_episode_does_not_hold_up_the_next() -> None:
+def test_a_rejected_episode_is_logged_and_does_not_hold_up_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     told = list[Receipt]()
     sink = Scripted(lambda key, _: ack(Status.REJECTED if key.sequence == 1 else Status.DURABLE))
     with closing(outbox(sink, on_ack=told.append)) as box:
@@ -134,6 +136,7 @@ def test_a_rejected_episode_does_not_hold_up_the_next() -> None:
         assert box.flush(LONG) == 0
     assert sink.sent == [0, 1, 2]
     assert [receipt.key.sequence for receipt in told] == [0, 2]
+    assert caplog.text.count("event=episode-rejected") == 1
 
 
 def test_pauses_double_up_to_a_limit_and_begin_anew_after_an_answer() -> None:

@@ -53,6 +53,7 @@ def test_requests_on_their_way_together_are_each_answered(actor: Any) -> None:
     snapshot, version, _, stuck = ray.get(actor.report.remote(), timeout=SECONDS)
     assert telemetry.value(snapshot, telemetry.REQUESTS, "ok") == len(asks)
     assert (version, stuck) == (expected[0].version, 0.0)
+    assert [each.retries for each in pending] == [0] * len(asks)
 
 
 @pytest.mark.ray
@@ -78,8 +79,9 @@ def test_a_bad_request_is_told_to_whoever_asked(actor: Any) -> None:
 
 @pytest.mark.ray
 def test_a_planner_that_does_not_exist_is_passed_over_for_one_that_does(actor: Any) -> None:
-    asking = client("nobody", NAME)
-    assert len(asking.decide(windows([4, 2])).actions) == 2
+    asked = client("nobody", NAME).ask(Ask(window=windows([4, 2])))
+    assert len(asked.result(SECONDS).actions) == 2
+    assert asked.retries == 1
     with pytest.raises(PlannerGoneError, match="nobody"):
         client("nobody").ask(Ask(window=windows([4]))).result(0.2)
 
@@ -100,7 +102,8 @@ def hanging() -> PlannerService:
 def test_a_planner_whose_batch_hangs_ends_and_another_is_asked(actor: Any) -> None:
     stuck = cast(Any, PlannerActor).options(name="stuck", namespace=NAMESPACE).remote(hanging, 1.0)
     assert ray.get(stuck.ready.remote(), timeout=SECONDS)
-    asking = client("stuck", NAME)
-    assert len(asking.decide(windows([4, 2])).actions) == 2
+    asked = client("stuck", NAME).ask(Ask(window=windows([4, 2])))
+    assert len(asked.result(SECONDS).actions) == 2
+    assert asked.retries == 1
     with pytest.raises(RayActorError):
         ray.get(stuck.ready.remote(), timeout=SECONDS)

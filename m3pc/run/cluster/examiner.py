@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from m3pc import checkpoint
-from m3pc.run.cluster.seat import Seat
+from m3pc.run.cluster.seat import Seat, reason_of
 from m3pc.run.online.evaluation import Evaluated, is_due
 from m3pc.run.online.floor import WEIGHTS
 from m3pc.run.online.run import OnlineRun
@@ -89,8 +89,9 @@ class Examiner:
         by itself would fail again: the next one may not."""
         self._lost += 1
         again = self._lost < TRIES and not isinstance(error, RayTaskError)
-        reason = str(error).strip().splitlines()[-1]
-        log.warning("event=evaluation-lost steps=%d again=%s reason=%s", steps, again, reason)
+        log.warning(
+            "event=evaluation-lost steps=%d again=%s reason=%s", steps, again, reason_of(error)
+        )
         if again:
             self._asked = self._evaluated
         else:

@@ -81,8 +81,8 @@ def _session(**options: Any) -> Iterator[None]:
 
 
 def _connect(**options: Any) -> None:
-    """Through Ray's client in several tries: its server forks while its threads run, and what it
-    forked sometimes hangs for half a minute and fails."""
+    """Through Ray's client in several tries: sometimes its server cannot start the process that
+    serves a new client, and says so after half a minute."""
     import ray
 
     address = options["address"]
