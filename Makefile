@@ -9,13 +9,14 @@ REPLAY := shipped:hopper-medium-replay
 PLANNERS := --planner rcbc@0.4 --planner m@1 --planner q@1 --episodes 10 --seed 7 --reuse
 OTHER_MUJOCO := 3.9.0
 OTHER_ENGINE := $(VENV)/engines/mujoco-$(OTHER_MUJOCO)
+SERVICES := redis-server prometheus prometheus-node-exporter
 APT_INSTALL := RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export M3PC_OTHER_MUJOCO := $(CURDIR)/$(OTHER_ENGINE)
 
-.PHONY: quickstart test test-long redis bench lint format clean
+.PHONY: quickstart test test-long services bench lint format clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/m3pc data info $(REPLAY) --png runs/quickstart/returns.png
@@ -29,11 +30,11 @@ quickstart: $(VENV)/.installed
 	  --set evaluation.every=2000 --set evaluation.episodes=4; fi
 	$(BIN)/m3pc evaluate $(QUICK) $(PLANNERS) --finetuned $(ONLINE)
 
-test: lint redis $(OTHER_ENGINE)/.installed
+test: lint services $(OTHER_ENGINE)/.installed
 	$(BIN)/pytest -n 2 -m "not long and not ray"
 	$(BIN)/pytest -m "ray and not long"
 
-test-long: $(VENV)/.developer redis $(OTHER_ENGINE)/.installed
+test-long: $(VENV)/.developer services $(OTHER_ENGINE)/.installed
 	$(BIN)/pytest -n 2 -m "long and not ray" --timeout 5400
 	$(BIN)/pytest -m "long and ray" --timeout 5400
 
@@ -54,11 +55,12 @@ format: $(VENV)/.developer
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# For the tests of the coordinator, which skip without it. RUNLEVEL=1: install it, start no service.
-redis:
-	@command -v redis-server >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	  && { $(APT_INSTALL) redis-server || { apt-get update && $(APT_INSTALL) redis-server; }; }; } \
-	  || echo "No redis-server, and it cannot be installed from here: its tests will be skipped."
+# Real servers for the tests, which skip without them. RUNLEVEL=1: install them, start none.
+services:
+	@absent="$$(for each in $(SERVICES); do command -v $$each >/dev/null || echo $$each; done)"; \
+	[ -z "$$absent" ] || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	  && { $(APT_INSTALL) $$absent || { apt-get update && $(APT_INSTALL) $$absent; }; }; } \
+	  || echo "Not installed, and not to be had from here:" $$absent "- tests that need them skip."
 
 # torch first and pinned: any looser request would bring gigabytes of CUDA to a machine without it.
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -22,7 +22,8 @@ from actors.rollout import episode_start
 from actors.watchdog import Watchdog
 from actors.worker import Acting, Worker
 from m3pc.envs import make
-from m3pc.telemetry import ENV_FAULTS, Recorder
+from m3pc.metrics import ENV_FAULTS
+from m3pc.telemetry import Recorder
 from m3pc.types import Asks, Coordinator, Episode, EpisodeSink
 
 REGISTER_SECONDS: Final = 0.2  # between two looks at whether to go on, before registration

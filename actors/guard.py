@@ -13,7 +13,8 @@ import numpy as np
 
 from actors.fleet import Flags, Stepped
 from m3pc.envs.make import Env, step_limit
-from m3pc.telemetry import ENV_FAULTS, Recorder
+from m3pc.metrics import ENV_FAULTS
+from m3pc.telemetry import Recorder
 from m3pc.types import Floats
 
 Fault = Literal["crash", "nan", "shape"]

@@ -1,5 +1,6 @@
 """What a rollout process tells about itself. Loads no numpy: it is said before any work begins."""
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -21,6 +22,8 @@ class Finished(NamedTuple):
     length: int
     version: int  # `Version.packed` at its first step
     steps: int  # of all environments of this incarnation, when it ended
+    planned: float = math.nan  # what planning expected at its first step; NaN without planning
+    realised: float = math.nan  # what came of it, discounted as the plan was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

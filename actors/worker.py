@@ -17,8 +17,9 @@ from actors.fleet import Envs, Flags, Fleet, Rollout, Start
 from actors.outbox import Outbox
 from actors.reports import Finished, outcome
 from m3pc.config import Mode
+from m3pc.metrics import ACTOR_BLOCKED, ACTOR_STEPPING, ENV_STEPS, EPISODES
 from m3pc.streams import NOISE, counter_stream
-from m3pc.telemetry import ACTOR_BLOCKED, ACTOR_STEPPING, ENV_STEPS, EPISODES, Recorder
+from m3pc.telemetry import Recorder
 from m3pc.types import (
     Ask,
     Asks,
@@ -48,6 +49,7 @@ class Acting:
     mode: Mode | None = None  # None: as the weights are configured
     ratio: float | None = None  # times the best return; None: as the weights are configured
     explore: bool = True
+    discount: float = 1.0  # of the returns that planning speaks of
     noise: float = 0.0  # sigma of Gaussian noise on the actions of mode rcbc, instead of planning
     patience: float = 10.0  # seconds without an answer, after which it is asked anew
     pause_after: int = 5000  # updates behind the learner that stop acting by a policy
@@ -239,6 +241,8 @@ class Worker:
                 length=len(episode),
                 version=episode.version,
                 steps=self._steps,
+                planned=float(rollout.utilities[0]),
+                realised=_discounted(episode.rewards, self._acting.discount),
             )
         )
         self._count += 1
@@ -265,6 +269,10 @@ class Worker:
             yield
         finally:
             self._recorder.add(ACTOR_BLOCKED, self._clock() - begin, label=on)
+
+
+def _discounted(rewards: Floats, discount: float) -> float:
+    return float(rewards @ discount ** np.arange(len(rewards), dtype=np.float64))
 
 
 def _sound(decision: Decision, rows: int) -> Decision:

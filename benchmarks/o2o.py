@@ -102,10 +102,10 @@ def show(runs: list[str], png: Path | None) -> None:
 
 
 def learned(path: str) -> Learned:
+    from m3pc.metrics import STALENESS
     from m3pc.run.online.exploration import scaled, score_unit
     from m3pc.run.online.run import open_run
     from m3pc.run.runlog import read as read_metrics
-    from m3pc.telemetry import STALENESS
 
     run = open_run(Path(path))
     rows = read_metrics(run.path, "evaluation")

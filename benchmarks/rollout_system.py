@@ -20,20 +20,11 @@ from actors.worker import Acting
 from benchmarks.live_system import cpu_seconds
 from m3pc import checkpoint
 from m3pc.config import Config, Mode
+from m3pc.metrics import ACTOR_BLOCKED, ACTOR_STEPPING, BATCH_ROWS, ENV_STEPS, PLANNER_BUSY
 from m3pc.run.cluster.place import NAMESPACE, Place
 from m3pc.run.online.floor import REPLAY
 from m3pc.settings import replace
-from m3pc.telemetry import (
-    ACTOR_BLOCKED,
-    ACTOR_STEPPING,
-    BATCH_ROWS,
-    ENV_STEPS,
-    PLANNER_BUSY,
-    Metric,
-    Snapshot,
-    merged,
-    value,
-)
+from m3pc.telemetry import Metric, Snapshot, merged, value
 from m3pc.types import Asks
 from planner.client import PlannerClient
 from planner.remote import PlannerActor

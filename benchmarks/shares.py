@@ -12,12 +12,7 @@ import ray
 from benchmarks.rollout_system import ENV, PATIENCE, grown
 from benchmarks.tables import table
 from m3pc import checkpoint
-from m3pc.run.cluster.control import want
-from m3pc.run.cluster.driver import Driver
-from m3pc.run.cluster.place import Place
-from m3pc.run.online.run import open_run, start
-from m3pc.settings import replace
-from m3pc.telemetry import (
+from m3pc.metrics import (
     ACTOR_BLOCKED,
     ACTOR_STEPPING,
     ENV_STEPS,
@@ -26,10 +21,13 @@ from m3pc.telemetry import (
     PLANNER_IDLE,
     UPDATE_SECONDS,
     UPDATES_DONE,
-    Metric,
-    Snapshot,
-    merged,
 )
+from m3pc.run.cluster.control import want
+from m3pc.run.cluster.driver import Driver
+from m3pc.run.cluster.place import Place
+from m3pc.run.online.run import open_run, start
+from m3pc.settings import replace
+from m3pc.telemetry import Metric, Snapshot, merged
 from replay.store import Store
 
 REST = "anything else"

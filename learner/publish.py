@@ -3,11 +3,13 @@
 import hashlib
 import logging
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from m3pc.files import replace_file
-from m3pc.telemetry import COORDINATOR_DOWN, PUBLISHED, Recorder
+from m3pc.metrics import COORDINATOR_DOWN, LAST_PUBLISHED, PUBLISHED
+from m3pc.telemetry import Recorder
 from m3pc.types import (
     Coordinator,
     CoordinatorUnavailableError,
@@ -79,6 +81,7 @@ class Publisher:
         if answer is Published.FENCED:
             raise FencedError(f"epoch {self.epoch} was fenced: another learner has begun since")
         self._waiting = None
+        self._recorder.set(LAST_PUBLISHED, time.time())
         return True
 
     def _forget_old(self) -> None:

@@ -6,6 +6,7 @@ CHECKPOINTS/000008000/weights.safetensors   all that a plan needs
 CHECKPOINTS/000008000/training.safetensors  all that training needs beside them
 """
 
+import dataclasses
 import hashlib
 import json
 import logging
@@ -49,6 +50,7 @@ class Checkpoint:
     weights: Weights
     training: Mapping[str, Tensor]  # empty where there is only a model to plan with
     progress: Mapping[str, Any]  # counters and notes of whoever trained
+    passed_over: int = 0  # newer ones of the run that were damaged
 
 
 def write(
@@ -128,10 +130,10 @@ def newest(folder: Path) -> Checkpoint:
 
     Only a resumed run may do so; whoever names a checkpoint gets that one or an error.
     """
-    reasons = []
+    reasons: list[str] = []
     for path in reversed(_numbered(folder)):
         try:
-            return read(path)
+            return dataclasses.replace(read(path), passed_over=len(reasons))
         except InputError as error:
             log.warning("checkpoint passed over path=%s reason=%s", path, error)
             reasons.append(str(error))
@@ -147,7 +149,8 @@ def locate(path: Path) -> Path:
         if (standing(folder) / METADATA).is_file():
             return folder
         if (folder / LATEST).is_file():
-            name = (folder / LATEST).read_text(errors="replace")[:64].strip()
+            with (folder / LATEST).open(encoding="utf-8", errors="replace") as file:
+                name = file.read(64).strip()  # however long it is
             if name.isdecimal():
                 return folder / name
     raise InputError(f"{path} is not a checkpoint; give a run, or a folder with {METADATA}")
@@ -191,10 +194,9 @@ def _metadata(path: Path) -> dict[str, Any]:
 def _tensors(path: Path, entry: object) -> dict[str, Tensor]:
     if not isinstance(entry, dict) or not path.is_file() or path.is_symlink():
         raise InputError(f"{path} is missing; use another checkpoint")
-    content = path.read_bytes()
-    if len(content) != entry.get("bytes") or (
-        hashlib.sha256(content).hexdigest() != entry.get("sha256")
-    ):
+    whole = path.stat().st_size == entry.get("bytes")  # else it may have any size
+    content = path.read_bytes() if whole else b""
+    if not whole or hashlib.sha256(content).hexdigest() != entry.get("sha256"):
         raise InputError(f"{path} was changed: it differs from {METADATA}; use another checkpoint")
     try:
         return load(content)

@@ -55,7 +55,7 @@ def bf16_works() -> bool:
     """Whether this CPU lives through a product of bfloat16."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", BF16], capture_output=True, check=False, timeout=60
+            [sys.executable, "-P", "-c", BF16], capture_output=True, check=False, timeout=60
         )
     except subprocess.TimeoutExpired:
         return False

@@ -322,9 +322,14 @@ class FleetConfig(Section):
     """The processes of an online run, and how long they wait for each other."""
 
     actors: CountOrZero = _field(2, "rollout processes")
+    least_actors: Count = _field(1, "rollout processes that autoscaling leaves")
+    most_actors: CountOrZero = _field(0, "rollout processes that autoscaling makes; 0: it is off")
     envs_per_actor: Few = _field(4, "environments in each: half step while half are planned")
     planners: Few = _field(1, "planner servers")
     learners: Few = _field(1, "learner processes that share each batch")
+    roles: bool = _field(
+        False, "on a cluster, ask for nodes that offer m3pc_actor, m3pc_planner, m3pc_learner"
+    )
     actor_cpus: Units = _field(1.0, "CPUs that each rollout process holds")
     planner_gpus: Units = _field(0.0, "GPUs that each planner server holds")
     learner_gpus: Units = _field(0.0, "GPUs that each learner holds")

@@ -111,6 +111,11 @@ def _of_fleet(config: "Config") -> Iterator[str]:
             f"fleet.queue is {fleet.queue}; give at least {half}, for half of"
             f" fleet.envs_per_actor = {fleet.envs_per_actor} are planned by one request"
         )
+    if fleet.most_actors and fleet.most_actors < fleet.least_actors:
+        yield (
+            f"fleet.most_actors is {fleet.most_actors}; give at least fleet.least_actors ="
+            f" {fleet.least_actors}, or 0 for no autoscaling"
+        )
 
 
 def _no_weight(path: str, weights: "Section") -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 
 # What a stream is for.
-BATCH, MASKS, NOISE, CRITIC_BATCH, PLAN, BUFFER = range(6)
+BATCH, MASKS, NOISE, CRITIC_BATCH, PLAN, BUFFER, MEASURED_BATCH = range(7)
 
 
 def counter_stream(seed: int, update: int, purpose: int = BATCH) -> np.random.Generator:

@@ -15,16 +15,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from m3pc.telemetry import (
+from m3pc.metrics import (
     BATCH_ROWS,
+    EFFECTIVE,
     OUT_OF_MEMORY,
     PLAN_SECONDS,
     PLANNER_BUSY,
     PLANNER_IDLE,
     QUEUE_ROWS,
     REQUESTS,
-    Recorder,
+    SPREAD,
 )
+from m3pc.telemetry import Recorder
 from m3pc.types import Ask, Decision, InputError, Refusal, Refused
 from planner.rows import Answer, fitting, in_pieces
 
@@ -213,7 +215,17 @@ class Batcher:
             self._recorder.observe(PLAN_SECONDS, seconds, "compute")
             self._recorder.observe(PLAN_SECONDS, begin - each.arrived + seconds, "total")
             self._settle(each, reply)
+        self._record_plans([reply for reply in replies if isinstance(reply, Decision)])
         self._computing = []
+
+    def _record_plans(self, decisions: Sequence[Decision]) -> None:
+        """Of those that were planned: the others have no candidates."""
+        planned = [each for each in decisions if np.isfinite(each.spread).all()]
+        for each in planned:
+            self._recorder.observe(EFFECTIVE, float(each.effective.mean()))
+        if planned:
+            spread = np.concatenate([each.spread for each in planned])
+            self._recorder.set(SPREAD, float(spread.mean()))
 
     def _replies(self, answer: Answer, asks: Sequence[Ask]) -> list[Reply]:
         """Where a batch fails, each of its requests is tried alone."""

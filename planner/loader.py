@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 
 from m3pc.config import BACKWARD
-from m3pc.telemetry import COORDINATOR_DOWN, WEIGHTS_REJECTED, Recorder
+from m3pc.metrics import COORDINATOR_DOWN, WEIGHTS_REJECTED
+from m3pc.telemetry import Recorder
 from m3pc.types import (
     Ask,
     Coordinator,

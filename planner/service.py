@@ -10,7 +10,8 @@ import torch
 
 from m3pc.compute import prepare_compute
 from m3pc.config import Config
-from m3pc.telemetry import PLANNER_VERSION, Recorder, Snapshot
+from m3pc.metrics import PLANNER_VERSION
+from m3pc.telemetry import Recorder, Snapshot
 from m3pc.types import Ask, Coordinator, Decision, InputError, Refusal, Refused, Version
 from m3pc.weights import Weights
 from planner.batcher import Batcher, Reply

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from queue import Empty, Full, Queue
 from typing import NamedTuple
 
+from m3pc.metrics import COMMIT_SECONDS
+from m3pc.telemetry import Recorder
 from m3pc.types import Ack, AppendKey, Status
 from replay.writer import Request, Writer
 
@@ -31,8 +33,11 @@ class Appender:
     producers there are, the more share a sync.
     """
 
-    def __init__(self, writer: Writer, *, deadline: float = 10.0) -> None:
+    def __init__(
+        self, writer: Writer, *, deadline: float = 10.0, recorder: Recorder | None = None
+    ) -> None:
         self.writer, self._deadline = writer, deadline
+        self._recorder = recorder or Recorder()
         self._queue: Queue[Waiting | None] = Queue(MOST_WAITING)
         self._own = threading.Lock()  # of the writer
         self._thread = threading.Thread(target=self._work, name="appender", daemon=True)
@@ -109,6 +114,7 @@ class Appender:
         return group, True
 
     def _commit(self, group: list[Waiting]) -> None:
+        begin = time.monotonic()
         try:
             with self._own:
                 acks = self.writer.commit([waiting.request for waiting in group])
@@ -119,6 +125,7 @@ class Appender:
             if not isinstance(error, OSError):
                 log.exception("event=appender-failed")
         else:
+            self._recorder.observe(COMMIT_SECONDS, time.monotonic() - begin)
             for waiting, ack in zip(group, acks, strict=True):
                 waiting.settle()
                 waiting.answer.set_result(ack)

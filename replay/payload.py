@@ -111,6 +111,8 @@ def _frame(states: int, actions: int, rows: int) -> Frame:
 
 
 def _columns(payload: bytes, header: Header, rows: int) -> tuple[Floats, Floats, Floats]:
+    if 4 * rows * (header.states + header.actions + 1) > len(payload):  # before room is made for it
+        raise PayloadError("arrow", f"{len(payload)} bytes, too few for {rows} rows")
     frame = _frame(header.states, header.actions, rows)
     place = HEAD.size + len(frame.before)
     if len(payload) != place + frame.size + len(END):

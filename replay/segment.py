@@ -3,6 +3,7 @@
 import hashlib
 import io
 import mmap
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from m3pc.types import AppendKey, Episode, Floats, InputError, Integers
+from replay.arrow_file import is_packed
 from replay.fs import ASIDE, FS, write_file
 from replay.listing import Listed, Listing
 from replay.manifest import FileEntry, Header, Withdraw
@@ -239,9 +241,11 @@ def _map(fs: FS, folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.Record
         with pa.ipc.open_file(pa.py_buffer(content)) as reader:
             if reader.schema != schema or reader.num_record_batches != 1:
                 raise InputError(f"{path} has other columns than its store's format; {CURE}")
+            if is_packed(content):
+                raise InputError(f"{path} is compressed, which no store's columns are; {CURE}")
             batch = reader.get_batch(0)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, struct.error) as error:
         raise InputError(f"{path} is not readable as Arrow: {error}; {CURE}") from None
     if any(map(_has_nulls, batch.columns)):
         raise InputError(f"{path} has rows without a value; {CURE}")

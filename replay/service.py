@@ -8,18 +8,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from m3pc.config import FleetConfig, OnlineConfig
-from m3pc.telemetry import (
+from m3pc.metrics import (
     APPEND_SECONDS,
     APPENDS,
     DISK_FREE,
     INSERTED,
     LIMITER_ERROR,
+    RECOVERY_SECONDS,
     REPLAY_BYTES,
     REPLAY_STEPS,
+    SEGMENTS,
+    TORN_BYTES,
     WRITER_BLOCKED,
-    Recorder,
-    Snapshot,
 )
+from m3pc.telemetry import Recorder, Snapshot
 from m3pc.types import Ack, AppendKey
 from replay.appender import Appender
 from replay.fs import FS, Disk
@@ -75,17 +77,26 @@ class StoreService:
         self._fs, self._clock = fs or Disk(), clock
         self._schedule = schedule_of(online, header.horizon)
         self._wait = min(wait, fleet.deadline / 4)
-        self._writer = Writer(path, header, options or options_of(fleet), fs=self._fs)
+        self._recorder, self._reporting = Recorder(), threading.Lock()
+        self._writer = self._opened(path, header, options or options_of(fleet))
         self._gate = Gate(
             Limiter(self._schedule.limits(), inserts=self._inserts()),
             without_actors=online.without_actors,
             patience=patience,
             clock=clock,
         )
-        self._recorder, self._reporting = Recorder(), threading.Lock()
         self._reported, self._closed = self._writer.totals.steps, False
-        self._appender = Appender(self._writer, deadline=fleet.deadline / 2)
+        self._appender = Appender(
+            self._writer, deadline=fleet.deadline / 2, recorder=self._recorder
+        )
         self._scrubber = Scrubber(self._appender)
+
+    def _opened(self, path: Path | str, header: Header, options: Options) -> Writer:
+        begin = self._clock()
+        writer = Writer(path, header, options, fs=self._fs)
+        self._recorder.set(RECOVERY_SECONDS, self._clock() - begin)
+        self._recorder.add(TORN_BYTES, writer.torn_bytes)
+        return writer
 
     @property
     def gate(self) -> Gate:
@@ -146,6 +157,9 @@ class StoreService:
             self._reported = steps
         self._recorder.set(REPLAY_STEPS, self._writer.steps)
         self._recorder.set(REPLAY_BYTES, self._writer.size)
+        listing = self._writer.listing
+        self._recorder.set(SEGMENTS, len(listing.segments), "sealed")
+        self._recorder.set(SEGMENTS, len(listing.quarantined), "quarantined")
         self._recorder.set(DISK_FREE, self._fs.free_bytes(self._writer.path))
         self._recorder.set(LIMITER_ERROR, float(self._gate.limiter.error))
         self._recorder.set(WRITER_BLOCKED, float(self._gate.waiting > 0))

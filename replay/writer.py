@@ -111,12 +111,13 @@ class Writer:
         self._write_mark()
         for listed in found.lost:
             self.quarantine(listed.number, "damaged or missing when the store was opened")
+        self.torn_bytes = found.torn_manifest + found.torn_log  # that a crash had left
         log.info(
             "event=store-opened path=%s segments=%d frames=%d torn_bytes=%d lost_segments=%d",
             path,
             len(self.listing.segments),
             len(found.entries),
-            found.torn_manifest + found.torn_log,
+            self.torn_bytes,
             len(found.lost),
         )
 

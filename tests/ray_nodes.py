@@ -1,4 +1,5 @@
-"""Several Ray nodes on this machine, as `ray start` makes them; no process of this one joins."""
+"""Several Ray nodes on this machine, as `ray start` or `m3pc node` make them, on loopback alone; no
+process of this one joins."""
 
 import os
 import secrets
@@ -7,17 +8,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from m3pc.run.cluster.ray_node import LOOPBACK, SETTINGS
+from m3pc.run.cluster.ports import CLIENTS, NodePorts, node_ports
+from m3pc.run.cluster.processes import descendants, marked, name, send
+from m3pc.run.cluster.ray_node import LOOPBACK, LOOPBACK_ONLY, SETTINGS
+from m3pc.types import InputError
 from tests.online_job import alive
 from tests.redis_server import free_port
+from tests.shared_data import ROOT
 from tests.waiting import eventually
 
 START_SECONDS = 120
+# Under 32768, from which Linux takes numbers for outgoing connections.
+PORT_BLOCKS = range(24000, 32000, 1000)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,7 +42,7 @@ class Nodes:
         before = self._processes()
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "ray.scripts.scripts", "start", *where),
+                *(sys.executable, "-m", "m3pc.run.cluster.ray_start", *where),
                 *(f"--node-ip-address={LOOPBACK}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"),
                 *("--object-store-memory=100000000", "--disable-usage-stats", *more),
             ],
@@ -63,15 +70,7 @@ class Nodes:
     def _processes(self) -> set[int]:
         """Those that were started in this environment: its folder is in all of them, but for
         those that wrote their titles over it; they are children of one."""
-        mark = f"M3PC_NODES={self.folder}".encode()
-        found = set()
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if mark in path.read_bytes().split(b"\0"):
-                    found.add(int(path.parent.name))
-            except OSError:  # it ended meanwhile, or is not ours
-                continue
-        return _with_descendants({pid for pid in found if alive(pid)})
+        return marked("M3PC_NODES", str(self.folder))
 
 
 @contextmanager
@@ -81,6 +80,7 @@ def nodes() -> Iterator[Nodes]:
     token.touch(0o600)
     token.write_text(secrets.token_hex(32))
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "M3PC_NODES": str(folder)}
+    own |= {"PYTHONPATH": str(ROOT), **LOOPBACK_ONLY}
     found = Nodes(folder=folder, environment={**os.environ, **SETTINGS, **own})
     try:
         yield found
@@ -89,24 +89,117 @@ def nodes() -> Iterator[Nodes]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _with_descendants(pids: set[int]) -> set[int]:
-    parents = {int(path.name): _parent(path) for path in Path("/proc").glob("[0-9]*")}
-    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
-        pids |= more
-    return pids
+class NodeCommand:
+    """`m3pc node ...`, with the words and variables that are given."""
+
+    def __init__(self, folder: Path, *words: str, **environment: str) -> None:
+        self.folder, self._log = folder, folder.with_name(f"{folder.name}.log")
+        with self._log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "m3pc", "node", *words, f"--folder={folder}"],
+                cwd=ROOT,
+                env={**bare_environment(), **environment},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def until_up(self, times: int = 1) -> None:
+        """Until it told so often that it is up."""
+        self.until(lambda: self.output.count("event=node-up") >= times)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        ended = eventually(
+            lambda: condition() or self.process.poll() is not None, 3 * START_SECONDS
+        )
+        assert condition(), f"in time: {ended}, code: {self.process.poll()}\n{self.output}"
+
+    @property
+    def pids(self) -> set[int]:
+        return descendants([self.process.pid])
+
+    def pid(self, program: str) -> int:
+        """Of the one process of the node with that name; 0 while there is none."""
+        found = [pid for pid in self.pids if name(pid) == program]
+        assert len(found) <= 1
+        return found[0] if found else 0
+
+    def stop(self) -> int:
+        """Its exit code, when all of it has ended."""
+        pids = self.pids
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(60)
+        assert not any(map(alive, pids)), self.output
+        return code
+
+    def end(self) -> None:
+        pids = self.pids
+        self.process.kill()
+        self.process.wait()
+        _kill(pids)
+        self._log.unlink()
 
 
-def _parent(process: Path) -> int:
+@contextmanager
+def node_command(*words: str, **environment: str) -> Iterator[NodeCommand]:
+    """In a folder of its own."""
+    folder = Path(tempfile.mkdtemp(prefix="m3-", dir="/tmp"))
+    found = NodeCommand(folder, *words, **environment)
     try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):  # it ended meanwhile
-        return 0
+        yield found
+    finally:
+        found.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refused_node(words: str, *arguments: str, **environment: str) -> str:
+    """What `m3pc node` says on its way out, with these words in it. One that starts is stopped."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "m3pc", "node", *arguments],
+        cwd=ROOT,
+        env={**bare_environment(), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, errors = process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, ""), errors
+    assert words in errors
+    assert "Traceback" not in errors
+    return errors
+
+
+def bare_environment() -> dict[str, str]:
+    """Ours, without what tests before this one, or the user, told Ray."""
+    told = ("RAY_", "M3PC_RAY")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(told)}
+    return {**kept, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def free_ports(*taken: NodePorts) -> tuple[str, NodePorts]:
+    """The word for `m3pc node` by which its ports are others than those of any node here."""
+    for first in PORT_BLOCKS:
+        ports = node_ports(first)
+        if first not in CLIENTS and ports not in taken:
+            try:
+                ports.require_free(LOOPBACK, head=True)
+            except InputError:
+                continue
+            return f"--ports-from={first}", ports
+    raise AssertionError("all blocks of ports are taken")
 
 
 def _kill(pids: set[int]) -> None:
     """With all that they started."""
-    pids = _with_descendants(pids)
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    pids = pids | descendants(pids)
+    send(pids, signal.SIGKILL)
     assert eventually(lambda: not any(map(alive, pids)))

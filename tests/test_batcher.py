@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m3pc import telemetry
+from m3pc import metrics, telemetry
 from m3pc.telemetry import Recorder
 from m3pc.types import Ask, Decision, InputError, Refusal, Refused
 from planner.batcher import Batcher, Reply
@@ -130,12 +130,12 @@ def test_more_than_the_queue_holds_are_told_to_come_later(stepped: Stepped) -> N
         assert late.done() and not first.done()
         assert refusal(late).why == Refused.RETRY_LATER
         assert refusal(late).wait > 0
-        assert telemetry.value(recorder.snapshot(), telemetry.QUEUE_ROWS) == 4
+        assert telemetry.value(recorder.snapshot(), metrics.QUEUE_ROWS) == 4
         stepped.go_on.release(2)
         assert [len(decision(reply).actions) for reply in [first, *waiting]] == [1, 3, 1]
         stepped.go_on.release()
         assert decision(batcher.submit(ask(), 60)).version == 3, "there is place again"
-    assert telemetry.value(recorder.snapshot(), telemetry.QUEUE_ROWS) == 0
+    assert telemetry.value(recorder.snapshot(), metrics.QUEUE_ROWS) == 0
 
 
 @pytest.mark.parametrize("rows", [0, 5])
@@ -165,7 +165,7 @@ def test_what_nobody_waits_for_any_more_is_not_computed(stepped: Stepped) -> Non
         stepped.go_on.release(2)
         decision(kept)
     assert stepped.seeds == [0, 20]
-    assert telemetry.value(recorder.snapshot(), telemetry.REQUESTS, "late") == 1
+    assert telemetry.value(recorder.snapshot(), metrics.REQUESTS, "late") == 1
 
 
 def picky(each: Ask) -> None:
@@ -215,7 +215,7 @@ def test_a_batch_that_fails_is_tried_request_by_request() -> None:
     for n, each in zip((0, 2), good, strict=True):
         np.testing.assert_array_equal(each.actions, plain([ask(seed=n)])[0].actions)
     assert failing.batches == [[1] * 4, [1], [1], [1], [1]]
-    counted = recorder.snapshot()[telemetry.REQUESTS.name]
+    counted = recorder.snapshot()[metrics.REQUESTS.name]
     assert counted["ok"] == [2] and counted["failed"] == counted["bad"] == [1]
 
 
@@ -271,7 +271,7 @@ def test_a_batch_without_room_is_computed_in_smaller_ones() -> None:
         replies = [batcher.submit(ask(4, seed=9), 60)]
         assert len(decision(replies[0]).actions) == 4, "4 rows are a full batch by now"
     assert device.batches[4:] == [4]
-    assert telemetry.value(recorder.snapshot(), telemetry.OUT_OF_MEMORY) == 1
+    assert telemetry.value(recorder.snapshot(), metrics.OUT_OF_MEMORY) == 1
 
 
 def test_a_large_request_without_room_is_cut() -> None:
@@ -388,9 +388,9 @@ def test_what_was_done_is_counted(stepped: Stepped) -> None:
         stepped.go_on.release(2)
         wait(replies, SECONDS)
     found = recorder.snapshot()
-    assert found[telemetry.REQUESTS.name] == {"ok": [4]}
-    assert telemetry.value(found, telemetry.PLANNER_BUSY) == 4
-    assert telemetry.mean(found, telemetry.BATCH_ROWS) == 3.5
-    assert telemetry.mean(found, telemetry.PLAN_SECONDS, "queue") == 3
-    assert telemetry.mean(found, telemetry.PLAN_SECONDS, "compute") == 1
-    assert telemetry.mean(found, telemetry.PLAN_SECONDS, "total") == 4
+    assert found[metrics.REQUESTS.name] == {"ok": [4]}
+    assert telemetry.value(found, metrics.PLANNER_BUSY) == 4
+    assert telemetry.mean(found, metrics.BATCH_ROWS) == 3.5
+    assert telemetry.mean(found, metrics.PLAN_SECONDS, "queue") == 3
+    assert telemetry.mean(found, metrics.PLAN_SECONDS, "compute") == 1
+    assert telemetry.mean(found, metrics.PLAN_SECONDS, "total") == 4

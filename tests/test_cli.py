@@ -47,7 +47,8 @@ def test_help_loads_nothing_heavy() -> None:
         "from m3pc.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
-        "heavy = {'torch', 'ray', 'numpy', 'pyarrow', 'gymnasium', 'mujoco', 'matplotlib'}\n"
+        "heavy = {'torch', 'ray', 'numpy', 'pyarrow', 'gymnasium', 'mujoco', 'matplotlib',\n"
+        "         'mlflow', 'wandb'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run(

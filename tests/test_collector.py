@@ -14,7 +14,8 @@ from actors.collector import Collector, Order
 from actors.reports import Report
 from actors.worker import Acting
 from m3pc.coordinator import connect
-from m3pc.telemetry import ACTOR_BLOCKED, COORDINATOR_DOWN, ENV_FAULTS, EPISODES, value
+from m3pc.metrics import ACTOR_BLOCKED, COORDINATOR_DOWN, ENV_FAULTS, EPISODES
+from m3pc.telemetry import value
 from m3pc.types import (
     Coordinator,
     CoordinatorUnavailableError,

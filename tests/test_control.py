@@ -38,6 +38,24 @@ def test_a_wish_that_cannot_be_read_names_its_file(content: str, tmp_path: Path)
         wanted(tmp_path)
 
 
+def test_a_number_of_actors_ends_autoscaling_and_bounds_begin_it(tmp_path: Path) -> None:
+    want(tmp_path, between=(2, 8))
+    assert wanted(tmp_path) == Wanted(least=2, most=8)
+    want(tmp_path, stop=True)
+    assert wanted(tmp_path) == Wanted(least=2, most=8, stop=True)
+    want(tmp_path, actors=3)
+    assert wanted(tmp_path) == Wanted(actors=3, stop=True)
+    want(tmp_path, between=(1, 1))
+    assert wanted(tmp_path) == Wanted(least=1, most=1, stop=True)
+
+
+@pytest.mark.parametrize("bounds", [(0, 2), (3, 2), (1, 10**6)])
+def test_bounds_that_make_no_sense_are_refused(bounds: tuple[int, int], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="give two numbers from 1"):
+        want(tmp_path, between=bounds)
+    assert wanted(tmp_path) == Wanted()
+
+
 def test_a_status_says_whether_somebody_works_on_the_run(tmp_path: Path) -> None:
     tell(tmp_path, {"steps": 3})
     with locked(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from m3pc import checkpoint
 from m3pc.envs import normalised_score
+from m3pc.metrics import STALENESS
 from m3pc.run import runlog
 from m3pc.run.cluster import driver
 from m3pc.run.cluster.control import tell
@@ -23,7 +24,7 @@ from m3pc.run.online.run import OnlineRun, open_run
 from m3pc.run.online.staleness import Staleness
 from m3pc.settings import replace as changed
 from m3pc.streams import NOISE, counter_stream
-from m3pc.telemetry import STALENESS, Recorder, mean, quantile
+from m3pc.telemetry import Recorder, mean, quantile
 from m3pc.types import AppendKey, Episode, Version, Window
 from m3pc.windows import Histories
 from planner.policy import Policy

@@ -161,6 +161,8 @@ def test_a_fleet_is_scaled_from_another_shell_and_a_run_outlives_its_driver(tmp_
     assert audit(run).sound
     with job(run) as work:
         work.until_up(1)  # what was wanted last
+        assert "between 2 and 3" in command("scale", run, "--between", "2:3")
+        work.until(lambda: work.status.get("running") == 2)  # autoscaling enters its bounds
         assert "stopped after" in command("stop", run)
         assert work.wait() == 0, work.output
     found = audit(run)
@@ -299,6 +301,22 @@ def test_a_run_that_does_not_run_can_neither_be_scaled_nor_stopped(tmp_path: Pat
         assert "does not run; start it with m3pc resume" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "give a number of rollout processes, or --between"),
+        ([2, "--between", "1:2"], "give a number of rollout processes, or --between"),
+        (["--between", "2"], "give two numbers such as 2:8"),
+        (["--between", "a:b"], "give two numbers such as 2:8"),
+    ],
+)
+def test_a_number_or_bounds_not_both(tmp_path: Path, words: list[object], expected: str) -> None:
+    new_run(tmp_path / "run")
+    done = m3pc("scale", tmp_path / "run", *words)
+    assert done.returncode == 2
+    assert expected in done.stderr
+
+
 def test_a_run_in_lock_step_is_neither_scaled_nor_stopped_by_a_file(tmp_path: Path) -> None:
     from m3pc.run.lock import locked
 
@@ -358,3 +376,21 @@ def test_a_second_driver_is_refused(tmp_path: Path) -> None:
         done = m3pc("resume", tmp_path / "run")
     assert done.returncode == 2
     assert "is being worked on by another process" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_a_learner_that_waits_gets_more_actors_and_no_more_than_allowed(tmp_path: Path) -> None:
+    """Few updates are owed, so the learner mostly waits; the planner has a core for itself."""
+    run = tmp_path / "run"
+    more = {"online__updates_per_step": 0.01, "fleet__actors": 1, "fleet__most_actors": 2}
+    new_run(run, **FLEET | more)
+    with job(run) as work:
+        work.until_up(1)
+        work.until(lambda: work.status.get("running") == 2)
+        work.advance(200)
+        assert work.status["wanted"] == 2
+        work.stop()
+    rows = read(run, "fleet")
+    assert rows[-1]["m3pc_run_scaled_total/up"] == 1

@@ -15,7 +15,8 @@ from actors.fleet import Fleet, Rollout, Together
 from actors.guard import LARGEST, MAKE_TRIES, MOST_IN_A_ROW, BrokenEnvError, Guarded
 from actors.rollout import episode_start
 from m3pc.envs import make, make_vector
-from m3pc.telemetry import ENV_FAULTS, Recorder, value
+from m3pc.metrics import ENV_FAULTS
+from m3pc.telemetry import Recorder, value
 from m3pc.types import InputError
 from tests.fake_planner import FakePlanner
 from tests.faulty_env import FAULTY, LIMIT, REASONS, Faulty, forget

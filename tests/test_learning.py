@@ -13,11 +13,11 @@ import pytest
 from m3pc import checkpoint
 from m3pc.coordinator.records import Track
 from m3pc.files import sha256
+from m3pc.metrics import PUBLISHED
 from m3pc.run.cluster.learning import AT_ONCE, Learning
 from m3pc.run.cluster.place import Place
 from m3pc.run.online.floor import WEIGHTS
 from m3pc.run.online.run import OnlineRun
-from m3pc.telemetry import PUBLISHED
 from m3pc.types import (
     AppendKey,
     Coordinator,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from m3pc import telemetry
+from m3pc import metrics, telemetry
 from m3pc.telemetry import Recorder
 from m3pc.types import Coordinator, CoordinatorUnavailableError, Pointer, Version
 from m3pc.weights import SETTINGS, Weights, check_sum, described, tensors_digest, to_bytes
@@ -41,7 +41,7 @@ class Taken:
         return [Version.unpacked(policy.weights.version) for policy in self.policies]
 
     def rejected(self) -> dict[str, list[float]]:
-        return dict(self.recorder.snapshot().get(telemetry.WEIGHTS_REJECTED.name, {}))
+        return dict(self.recorder.snapshot().get(metrics.WEIGHTS_REJECTED.name, {}))
 
 
 @pytest.fixture
@@ -234,4 +234,4 @@ def test_a_coordinator_that_is_away_is_asked_again(taken: Taken) -> None:
     for _ in range(2):
         taken.loader.look(0.0)
     assert taken.versions == [at(1)]
-    assert telemetry.value(taken.recorder.snapshot(), telemetry.COORDINATOR_DOWN) == 1
+    assert telemetry.value(taken.recorder.snapshot(), metrics.COORDINATOR_DOWN) == 1

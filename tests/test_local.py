@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from m3pc import checkpoint
+from m3pc.metrics import COLLECTED_SHARE
 from m3pc.run import runlog
 from m3pc.run.online import local
 from m3pc.run.online.local import collection_start, run_local
 from m3pc.run.online.run import open_run
 from m3pc.run.online.trainer import Trainer
-from m3pc.telemetry import COLLECTED_SHARE, value
+from m3pc.telemetry import value
 from m3pc.types import InputError
 from replay.store import Store
 from replay.writer import Writer

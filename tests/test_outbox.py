@@ -10,7 +10,8 @@ import pytest
 
 from actors.outbox import Outbox, Receipt
 from actors.receipts import Receipts
-from m3pc.telemetry import ACTOR_BLOCKED, UNACKED, Recorder, value
+from m3pc.metrics import ACTOR_BLOCKED, UNACKED
+from m3pc.telemetry import Recorder, value
 from m3pc.types import Ack, AppendKey, EpisodeSink, Status
 from replay.appender import Appender
 from replay.payload import encode

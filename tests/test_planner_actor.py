@@ -10,7 +10,7 @@ import pytest
 import ray
 from ray.exceptions import RayActorError
 
-from m3pc import telemetry
+from m3pc import metrics, telemetry
 from m3pc.types import Ask, Decision, InputError, PlannerGoneError, Window
 from planner.client import PlannerClient
 from planner.policy import Policy
@@ -51,7 +51,7 @@ def test_requests_on_their_way_together_are_each_answered(actor: Any) -> None:
         assert found.version == wanted.version
         found.actions[:] = 0  # it belongs to whoever asked
     snapshot, version, _, stuck = ray.get(actor.report.remote(), timeout=SECONDS)
-    assert telemetry.value(snapshot, telemetry.REQUESTS, "ok") == len(asks)
+    assert telemetry.value(snapshot, metrics.REQUESTS, "ok") == len(asks)
     assert (version, stuck) == (expected[0].version, 0.0)
     assert [each.retries for each in pending] == [0] * len(asks)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from m3pc import telemetry
+from m3pc import metrics, telemetry
 from m3pc.types import Ask, Decision, InputError, Refusal, Refused, Version
 from planner.policy import Policy
 from planner.service import PlannerService, answering
@@ -48,7 +48,7 @@ def test_bad_requests_among_good_ones_change_no_answer(threads: None) -> None:
         mixed = [*good, *bad, Ask(window=huge, mode="q")]
         order = np.random.default_rng(0).permutation(len(mixed))
         found = dict(zip(order, pool.map(lambda n: reply(service, mixed[n]), order), strict=True))
-        counted = service.report()[0][telemetry.REQUESTS.name]
+        counted = service.report()[0][metrics.REQUESTS.name]
     for n, one in enumerate(expected):
         other = found[n]
         assert isinstance(other, Decision)
@@ -84,7 +84,7 @@ def test_a_server_takes_newer_versions_and_says_which_one_answers(
         number = Version.unpacked(each.version).number
         np.testing.assert_allclose(each.actions, expected[number].actions, atol=1e-4)
     assert version == wanted
-    assert telemetry.value(snapshot, telemetry.PLANNER_VERSION) == 2
+    assert telemetry.value(snapshot, metrics.PLANNER_VERSION) == 2
     place.close()
 
 

@@ -21,7 +21,7 @@ def test_a_private_cluster_has_a_token_that_only_its_owner_reads(ray_cluster: No
 @pytest.mark.ray
 def test_the_node_of_a_private_cluster_has_an_address_on_loopback(ray_cluster: None) -> None:
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    assert [node["NodeManagerAddress"] for node in nodes] == ["127.0.0.2"]
+    assert [node["NodeManagerAddress"] for node in nodes] == ["127.0.0.1"]
 
 
 def test_an_address_where_nothing_listens_is_refused() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m3pc.config import FleetConfig, OnlineConfig
-from m3pc.telemetry import (
+from m3pc.metrics import (
     APPEND_SECONDS,
     APPENDS,
     DISK_FREE,
@@ -24,8 +24,8 @@ from m3pc.telemetry import (
     REPLAY_BYTES,
     REPLAY_STEPS,
     WRITER_BLOCKED,
-    value,
 )
+from m3pc.telemetry import value
 from m3pc.types import Ack, AppendKey, FencedError, Status
 from replay.appender import Appender
 from replay.ledger import BrokenStoreError

@@ -4,22 +4,8 @@ import math
 
 import pytest
 
-from m3pc.telemetry import (
-    APPENDS,
-    BATCH_ROWS,
-    ENV_STEPS,
-    METRICS,
-    PLANNER_VERSION,
-    QUEUE_ROWS,
-    STALENESS,
-    Metric,
-    Recorder,
-    mean,
-    merged,
-    quantile,
-    share_above,
-    value,
-)
+from m3pc.metrics import APPENDS, BATCH_ROWS, ENV_STEPS, PLANNER_VERSION, QUEUE_ROWS, STALENESS
+from m3pc.telemetry import METRICS, Metric, Recorder, mean, merged, quantile, share_above, value
 
 
 def test_totals_of_several_processes_add_up() -> None:

@@ -1,7 +1,8 @@
 """Metrics of a fleet: processes die, counts do not shrink."""
 
+from m3pc.metrics import ENV_STEPS, QUEUE_ROWS
 from m3pc.run.cluster.totals import Totals
-from m3pc.telemetry import ENV_STEPS, QUEUE_ROWS, Recorder, Snapshot, value
+from m3pc.telemetry import Recorder, Snapshot, value
 
 
 def said(steps: float, queue: float = 0) -> Snapshot:

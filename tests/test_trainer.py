@@ -9,9 +9,10 @@ import pytest
 
 from learner.group import Group
 from m3pc import checkpoint
+from m3pc.metrics import NONFINITE, ROLLBACKS, UPDATES_DONE
 from m3pc.presets import PRESETS
 from m3pc.run.online.trainer import Trainer
-from m3pc.telemetry import NONFINITE, ROLLBACKS, UPDATES_DONE, Metric
+from m3pc.telemetry import Metric
 from m3pc.types import DivergedError
 from tests.mate_child import digest, everything, learner, update, updates
 from tests.small_online import appended, new_run

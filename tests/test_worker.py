@@ -17,7 +17,8 @@ from actors.outbox import Outbox
 from actors.rollout import episode_start
 from actors.worker import Acting, Worker
 from m3pc.envs import make
-from m3pc.telemetry import ACTOR_BLOCKED, ENV_STEPS, EPISODES, Recorder, value
+from m3pc.metrics import ACTOR_BLOCKED, ENV_STEPS, EPISODES
+from m3pc.telemetry import Recorder, value
 from m3pc.types import Episode, EpisodeSink, Floats, Status, Version
 from replay.payload import decode, encode
 from tests.countdown import COUNTDOWN

@@ -17,8 +17,11 @@ from m3pc.cli import (
     explored,
     finetune,
     fleet,
+    monitor,
+    node,
     pretrain,
     replay,
+    submit,
 )
 
 # Before numpy loads: products of one state with one layer wait longer for a second thread than they
@@ -38,6 +41,7 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.add_typer(replay.app, name="replay")
 app.add_typer(config.app, name="config")
+app.add_typer(node.app, name="node")
 app.command("doctor")(doctor.doctor)
 app.command("pretrain")(pretrain.pretrain)
 app.command("evaluate")(evaluate.evaluate)
@@ -46,6 +50,9 @@ app.command("resume")(finetune.resume)
 app.command("status")(fleet.status)
 app.command("scale")(fleet.scale)
 app.command("stop")(fleet.stop)
+app.command("submit")(submit.submit)
+app.add_typer(submit.app, name="jobs")
+app.add_typer(monitor.app, name="monitor")
 app.command("explored")(explored.explored)
 app.command("import-authors")(authors.import_authors)
 app.command("verify")(authors.verify)

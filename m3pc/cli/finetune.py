@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from m3pc.cli.track import Track
+
 Address = Annotated[
     str | None,
     typer.Option(
@@ -17,6 +19,13 @@ Where = Annotated[
         "--coordinator",
         envvar="M3PC_COORDINATOR",
         help="redis://HOST:PORT, with a password in the variable only; default: a file in the run.",
+    ),
+]
+Metrics = Annotated[
+    str,
+    typer.Option(
+        envvar="M3PC_METRICS",
+        help="Where Prometheus finds them: HOST:PORT, off, or auto: loopback, from port 9400 on.",
     ),
 ]
 Local = Annotated[
@@ -34,6 +43,8 @@ def finetune(
     planner: Annotated[str | None, typer.Option(help="Explore with rcbc, m, q or q0.")] = None,
     address: Address = None,
     coordinator: Where = "",
+    metrics: Metrics = "auto",
+    track: Track = "",
     local: Local = False,
     sets: Annotated[
         list[str] | None,
@@ -46,12 +57,14 @@ def finetune(
     from m3pc import checkpoint
     from m3pc.cli.data import open_store
     from m3pc.run.online.run import start
+    from m3pc.run.trackers import require
     from m3pc.settings import override
     from m3pc.types import InputError
 
     if local and actors is not None:
         raise InputError("--local is one process without actors; drop --local or --actors")
     _require_one_place(local, address)
+    require(track)
     found = checkpoint.read(source)
     given = {
         "online.steps": steps,
@@ -67,18 +80,20 @@ def finetune(
         raise InputError(f"{source} does not say which environment it is for; give --env")
     run = out or Path("runs") / f"{source.resolve().name}-online-seed{config.seed}"
     start(found, open_store(data), env_id, config, run)
-    _go_on(run, local=local, address=address, coordinator=coordinator)
+    _go_on(run, local=local, address=address, coordinator=coordinator, metrics=metrics, track=track)
 
 
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an online run.")],
     address: Address = None,
     coordinator: Where = "",
+    metrics: Metrics = "auto",
+    track: Track = "",
     local: Local = False,
 ) -> None:
     """Go on with a run that was stopped or killed, on a new cluster if need be."""
     _require_one_place(local, address)
-    _go_on(run, local=local, address=address, coordinator=coordinator)
+    _go_on(run, local=local, address=address, coordinator=coordinator, metrics=metrics, track=track)
 
 
 def _require_one_place(local: bool, address: str | None) -> None:
@@ -88,13 +103,15 @@ def _require_one_place(local: bool, address: str | None) -> None:
         raise InputError(f"--local is one process without Ray; drop it, or --address {address}")
 
 
-def _go_on(run: Path, *, local: bool, address: str | None, coordinator: str) -> None:
+def _go_on(
+    run: Path, *, local: bool, address: str | None, coordinator: str, metrics: str, track: str
+) -> None:
     if local:
         from m3pc.cli.progress import progress
         from m3pc.run.online.local import run_local
 
         with progress(f"finetuning {run.name}", "steps") as report:
-            done = run_local(run, report)
+            done = run_local(run, report, track=track)
         typer.echo(f"run: {run}  steps: {done.steps:,}  weights: {done.weights.digest[:16]}")
         return
     from m3pc.cli.live import live
@@ -102,8 +119,12 @@ def _go_on(run: Path, *, local: bool, address: str | None, coordinator: str) -> 
 
     prepare(address)
     from m3pc.run.cluster.driver import run_cluster
+    from m3pc.run.cluster.scraped import scraped
 
+    where = scraped(metrics)
     with live(f"finetuning {run.name}") as show:
-        ended = run_cluster(run, show, address=address, coordinator=coordinator)
+        ended = run_cluster(
+            run, show, address=address, coordinator=coordinator, metrics=where, track=track
+        )
     typer.echo(f"run: {run}  steps: {ended.steps:,}  {ended.reason}")
     raise typer.Exit(ended.code)

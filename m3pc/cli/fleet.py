@@ -39,13 +39,27 @@ def status(
 
 def scale(
     run: Run,
-    actors: Annotated[int, typer.Argument(min=0, help="Rollout processes from now on.")],
+    actors: Annotated[
+        int | None, typer.Argument(min=0, help="Rollout processes from now on.")
+    ] = None,
+    between: Annotated[
+        str | None,
+        typer.Option(metavar="LEAST:MOST", help="Let the load decide, between these bounds."),
+    ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 120.0,
 ) -> None:
     """Change how many rollout processes a running job has. Nothing acknowledged is lost."""
     from m3pc.run.cluster.control import want
+    from m3pc.types import InputError
 
+    if (actors is None) == (between is None):
+        raise InputError("give a number of rollout processes, or --between LEAST:MOST")
+    bounds = _bounds(between) if between is not None else None
     _require_driven(run)
+    if bounds is not None:
+        want(run, between=bounds)
+        typer.echo(f"actors: as the load asks, between {bounds[0]} and {bounds[1]}")
+        return
     want(run, actors=actors)
     found = _wait(run, wait, lambda now: now.get("running") == now.get("wanted") == actors)
     typer.echo(f"actors running: {found.get('running', 0)}, wanted: {actors}")
@@ -67,6 +81,15 @@ def stop(
         typer.echo(f"{run} was told to stop and has not ended within {wait:g} s")
         raise typer.Exit(1)
     typer.echo(f"stopped after {found.get('steps', 0):,} steps; m3pc resume {run} goes on")
+
+
+def _bounds(text: str) -> tuple[int, int]:
+    from m3pc.types import InputError
+
+    least, _, most = text.partition(":")
+    if not (least.isdecimal() and most.isdecimal()):
+        raise InputError(f"--between is {text!r}; give two numbers such as 2:8")
+    return int(least), int(most)
 
 
 def _require_driven(run: Path) -> None:

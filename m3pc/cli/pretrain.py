@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from m3pc.cli.track import Track
+
 if TYPE_CHECKING:
     from m3pc.run.pretrain import Pretrained
 
@@ -26,6 +28,7 @@ def pretrain(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with this run, as if it had never stopped.")
     ] = None,
+    track: Track = "",
 ) -> None:
     """Learn from logged episodes; end with what decides whether planning can work."""
     from m3pc.cli.data import open_store
@@ -33,8 +36,10 @@ def pretrain(
     from m3pc.presets import DEFAULT_PRESET, resolve
     from m3pc.run.pretrain import draw_curve, start
     from m3pc.run.pretrain import resume as go_on
+    from m3pc.run.trackers import require
     from m3pc.types import InputError
 
+    require(track)
     store = open_store(data) if data is not None else None
     if resume is not None:
         if preset or file or sets or out or seed is not None:
@@ -49,7 +54,7 @@ def pretrain(
         run = out or Path("runs") / name
         start(store, config, run)
     with progress(f"pretraining {run.name}", "updates") as report:
-        done = go_on(run, report, data=store)
+        done = go_on(run, report, data=store, track=track)
     _show(done)
     typer.echo(f"picture: {draw_curve(run)}")
 

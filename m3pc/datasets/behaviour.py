@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from m3pc.datasets.hdf5 import NUMBERS, array, members, open_hdf5, subgroup, to_float32
+from m3pc.datasets.hdf5 import NUMBERS, array, members, open_hdf5, subgroup, text, to_float32
 from m3pc.types import Floats, InputError
 
 LARGEST = 256 << 20  # bytes of all arrays
@@ -84,7 +84,7 @@ def _from_hdf5(path: Path) -> dict[str, np.ndarray]:
 def _refuse_other_networks(policy: h5py.Group, name: str) -> None:
     """D4RL says what lies between the layers and on top of them; we know one answer to each."""
     for field, known in (("nonlinearity", b"relu"), ("output_distribution", b"tanh_gaussian")):
-        found = policy[field][()] if field in members(policy) else known
+        found = text(policy, field) if field in members(policy) else known
         if found != known:
             raise InputError(f"{name}: the policy's {field} is {found!r}, expected {known!r}")
 

@@ -83,7 +83,7 @@ def fetch(entry: Entry, folder: Path, on_progress: Progress) -> Path:
     part = path.with_suffix(".part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with part.open("ab") as file:
+        with part.open("ab", opener=_without_links) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another process may be at it
             _continue(entry, file, on_progress)
     except BlockingIOError:
@@ -104,6 +104,11 @@ def fetch(entry: Entry, folder: Path, on_progress: Progress) -> Path:
         )
     part.replace(path)
     return path
+
+
+def _without_links(path: str, flags: int) -> int:
+    """A cache may be shared, and a link in it lead to a file that is none of its own."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def cache() -> Path:

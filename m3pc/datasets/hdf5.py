@@ -13,6 +13,7 @@ from m3pc.types import InputError
 
 LARGEST = 4 << 30  # bytes of one array in memory
 BUILT_IN_FILTERS = {1, 2, 3, 4, 5, 6, 32000}  # deflate ... scale-offset, and h5py's own lzf
+LONGEST_TEXT = 1 << 10  # bytes
 NUMBERS = "fiub"  # numpy kinds: float, int, unsigned, bool
 
 
@@ -86,6 +87,19 @@ def array(group: h5py.Group, name: str) -> NDArray[Any]:
         _check_header(found)
         values: NDArray[Any] = found[()]
     return values
+
+
+def text(group: h5py.Group, name: str) -> bytes:
+    """One short text, as bytes."""
+    found = _member(group, name)
+    if not isinstance(found, h5py.Dataset):
+        raise InputError(f"{found.name} is a group, expected a text")
+    with _readable(found.name):
+        _refuse_elsewhere(found)
+        if found.shape != () or found.dtype.kind not in "SO" or found.nbytes > LONGEST_TEXT:
+            raise InputError(f"{found.name} holds {found.dtype} {found.shape}, expected a text")
+        value = found[()]
+    return bytes(value) if isinstance(value, bytes) else repr(value).encode()
 
 
 def _member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:

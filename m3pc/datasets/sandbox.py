@@ -35,7 +35,8 @@ def run_limited(
     module: str, job: dict[str, Any], limits: Limits, on_progress: Callable[[dict[str, Any]], None]
 ) -> None:
     """Run `module.main(job)` in a child. InputError if it refuses, dies or exceeds its limits."""
-    command = [sys.executable, "-m", "m3pc.datasets.sandbox"]
+    # -P: the folder we are in may have come with the file, and hold modules of its own.
+    command = [sys.executable, "-P", "-m", "m3pc.datasets.sandbox"]
     order = json.dumps({"module": module, "job": job, "limits": asdict(limits)})
     with subprocess.Popen(
         command,
@@ -109,11 +110,17 @@ def _verdict(code: int, errors: str, limits: Limits, *, late: bool) -> str:
             "raise --time-limit if the file is to be trusted"
         )
     if code == 2:
-        return errors.strip().splitlines()[-1] if errors.strip() else "the reader gave no reason"
+        said = errors.strip().splitlines()
+        return _printable(said[-1]) if said else "the reader gave no reason"
     if code < 0:
         name = signal.Signals(-code).name
         return f"the file brought its reader down ({name}): it is damaged, or made to do harm"
-    return f"the reader failed with exit code {code}: {errors.strip()[-300:]}"
+    return f"the reader failed with exit code {code}: {_printable(errors.strip()[-300:])}"
+
+
+def _printable(text: str) -> str:
+    """Names in a file are its author's; a terminal would obey what some of them hold."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def _environment() -> dict[str, str]:

@@ -14,6 +14,8 @@ from replay.manifest import Header
 from replay.store import StoreWriter
 
 REPORT_EVERY = 20_000  # steps
+# A file may hold one array under any number of names, each of which becomes an episode.
+LARGEST, LARGEST_RATIO = 1 << 30, 64  # bytes of a store; if more, in those of its source on disk
 
 
 def main(job: dict[str, Any]) -> None:
@@ -26,7 +28,7 @@ def main(job: dict[str, Any]) -> None:
             raise InputError(
                 f"{path.name} is a folder, but not a Minari data set: data/metadata.json is missing"
             )
-        _write(minari.read_minari(path, options), origin, Path(job["out"]))
+        _write(minari.read_minari(path, options), origin, Path(job["out"]), _largest(path))
         return
     with open_hdf5(path) as file:
         kind = job["kind"] or _kind(file, path)
@@ -34,7 +36,13 @@ def main(job: dict[str, Any]) -> None:
             source = robomimic.read_robomimic(file, options)
         else:
             source = d4rl.read_d4rl(file, job["name"], options)
-        _write(source, origin, Path(job["out"]))
+        _write(source, origin, Path(job["out"]), _largest(path))
+
+
+def _largest(path: Path) -> int:
+    """Bytes that a store of this file or folder may have."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return max(LARGEST, LARGEST_RATIO * sum(512 * file.stat().st_blocks for file in files))
 
 
 def _kind(file: Any, path: Path) -> str:
@@ -48,7 +56,7 @@ def _kind(file: Any, path: Path) -> str:
     )
 
 
-def _write(source: Source, origin: dict[str, str], out: Path) -> None:
+def _write(source: Source, origin: dict[str, str], out: Path, largest: int) -> None:
     try:
         header = Header(
             states=source.states,
@@ -62,7 +70,13 @@ def _write(source: Source, origin: dict[str, str], out: Path) -> None:
         raise InputError(f"{wrong['loc'][0]} is {wrong['input']!r}: {wrong['msg']}") from None
     writer = StoreWriter(out, header)
     reported = 0
+    step = 4 * (source.states + source.actions + 1)  # bytes
     for episode in source.episodes:
+        if step * (writer.steps + len(episode)) > largest:
+            raise InputError(
+                f"{origin['name']} unpacks to more than {largest} bytes, far more than it has on "
+                "disk; if it is to be trusted, write it anew without compression and links"
+            )
         writer.append(episode)
         if writer.steps - reported >= REPORT_EVERY:
             reported = writer.steps

@@ -44,10 +44,19 @@ def ingest(
     return Store(out)
 
 
+def _is_own(file: Path, folder: Path) -> bool:
+    """Whether it is a file. What is neither a file nor a folder, or leads out, is refused."""
+    if not (file.is_file() or file.is_dir()):
+        raise InputError(f"{file} is neither a file nor a folder; only those are read")
+    if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{file} is a link that leads out of {folder.name}; put the file there")
+    return file.is_file()
+
+
 def _digest(path: Path) -> str:
     """SHA-256 of the file, or of a folder's list of names and hashes."""
     if path.is_file():
         return sha256(path)
-    files = sorted(file for file in path.rglob("*") if file.is_file())
+    files = sorted(file for file in path.rglob("*") if _is_own(file, path))
     listing = "".join(f"{sha256(file)}  {file.relative_to(path)}\n" for file in files)
     return hashlib.sha256(listing.encode()).hexdigest()

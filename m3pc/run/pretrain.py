@@ -32,6 +32,7 @@ from m3pc.run.dataset import Dataset, prepare
 from m3pc.run.lock import locked
 from m3pc.run.means import Means
 from m3pc.run.runlog import RunLog, read
+from m3pc.run.trackers import tracker
 from m3pc.tokens import Normaliser
 from m3pc.types import InputError
 from m3pc.weights import Weights, gather, part
@@ -65,7 +66,7 @@ def start(store: Store, config: Config, out: Path) -> None:
         work.save(stage / "checkpoints", str(store.path.resolve()))
 
 
-def resume(run: Path, report: Report, *, data: Store | None = None) -> Pretrained:
+def resume(run: Path, report: Report, *, data: Store | None = None, track: str = "") -> Pretrained:
     """Go on from the newest whole checkpoint to the end."""
     with locked(run):
         last = checkpoint.newest(run / "checkpoints")
@@ -84,7 +85,7 @@ def resume(run: Path, report: Report, *, data: Store | None = None) -> Pretraine
         work.restore(last)
         checkpoint.publish(last.path)  # a kill may have come between a checkpoint and its name
         if work.done < work.total:
-            with RunLog(run, done=work.done) as log:
+            with RunLog(run, done=work.done, tracker=tracker(track, run, config)) as log:
                 work.finish(run, log, report)
         return Pretrained(path=run, weights=work.weights(), measures=work.measures())
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from m3pc.run.trackers import Tracker
+
 NAME = "metrics.jsonl"
 Unit = Literal["update", "step"]
 
@@ -20,13 +22,21 @@ class RunLog:
     """Appends to RUN/metrics.jsonl. A run that goes back to count n forgets what came after it."""
 
     def __init__(
-        self, folder: Path, *, done: int, unit: Unit = "update", vital: bool = True
+        self,
+        folder: Path,
+        *,
+        done: int,
+        unit: Unit = "update",
+        vital: bool = True,
+        tracker: Tracker | None = None,
     ) -> None:
         """`unit` is what is counted: updates of the whole run, or steps in the environment. A log
-        that is not `vital` loses what a full disk does not take, and its run goes on."""
+        that is not `vital` loses what a full disk does not take, and its run goes on. A tracker is
+        told the same numbers and closed with the log."""
         from torch.utils.tensorboard import SummaryWriter
 
         path, self._unit, self._vital = folder / NAME, unit, vital
+        self._tracker = tracker
         _forget(path, unit, after=done)
         self._file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder), purge_step=done + 1)
@@ -43,6 +53,8 @@ class RunLog:
             self._file.flush()
             for name, value in numbers.items():
                 self._board.add_scalar(f"{group}/{name}", value, done)
+        if self._tracker is not None:
+            self._tracker.log({f"{group}/{name}": x for name, x in numbers.items()}, done)
 
     def sync(self) -> None:
         """Before a checkpoint: what it stands on is on disk."""
@@ -58,9 +70,13 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for closing in (self._file, self._board):
-            with self._spared():
-                closing.close()
+        try:
+            for closing in (self._file, self._board):
+                with self._spared():
+                    closing.close()
+        finally:
+            if self._tracker is not None:
+                self._tracker.close()
 
     @contextmanager
     def _spared(self) -> Iterator[None]:

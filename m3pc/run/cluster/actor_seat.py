@@ -83,6 +83,12 @@ class ActorSeat(RestartedSeat):
             return self.handle is None
         return bool(ray.wait([self._draining], timeout=0)[0])
 
+    @property
+    def works(self) -> bool:
+        """One that answers may still wait for its order."""
+        report: Report | None = self.report
+        return self.state == "up" and report is not None and report.state == "running"
+
     def leave(self) -> None:
         """For ever: killed from outside where it has not drained, for it may hear nobody."""
         if self.home is not None and not self.drained:

@@ -17,6 +17,7 @@ from m3pc.files import replace_file
 from m3pc.types import InputError
 
 STATUS, WANTED = "status.json", "wanted.json"
+MOST = 100_000  # actors
 FRESH = 60.0  # seconds in which a driver says something
 
 
@@ -24,19 +25,38 @@ FRESH = 60.0  # seconds in which a driver says something
 class Wanted:
     """How the fleet should be."""
 
-    actors: int | None = None  # None: as the settings say
+    actors: int | None = None  # None: as the settings say, or as autoscaling does
+    least: int | None = None  # bounds of autoscaling; None: as the settings say
+    most: int | None = None
     stop: bool = False
 
     def __post_init__(self) -> None:
-        if self.actors is not None and not 0 <= self.actors <= 100_000:
-            raise InputError(f"{self.actors} actors are wanted; give 0 to 100000")
+        if self.actors is not None and not 0 <= self.actors <= MOST:
+            raise InputError(f"{self.actors} actors are wanted; give 0 to {MOST}")
+        if (self.least is None) != (self.most is None):
+            raise InputError(f"bounds are {self.least} and {self.most}; give both or none")
+        least, most = (1 if bound is None else bound for bound in (self.least, self.most))
+        if not 1 <= least <= most <= MOST:
+            raise InputError(
+                f"between {self.least} and {self.most} actors are wanted; give two numbers from 1 "
+                f"to {MOST}, the lower one first"
+            )
 
 
-def want(run: Path, *, actors: int | None = None, stop: bool | None = None) -> Wanted:
-    """Change what is wanted; what is not named stays."""
+def want(
+    run: Path,
+    *,
+    actors: int | None = None,
+    between: tuple[int, int] | None = None,
+    stop: bool | None = None,
+) -> Wanted:
+    """Change what is wanted; what is not named stays. A number of actors ends autoscaling, bounds
+    begin it."""
     now = wanted(run)
     if actors is not None:
-        now = replace(now, actors=actors)
+        now = replace(now, actors=actors, least=None, most=None)
+    if between is not None:
+        now = replace(now, actors=None, least=between[0], most=between[1])
     if stop is not None:
         now = replace(now, stop=stop)
     replace_file(run / WANTED, json.dumps(asdict(now)).encode())

@@ -25,18 +25,24 @@ from typing import Any, Literal, cast
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
-from m3pc.run.cluster.control import tell, told, want, wanted
+from m3pc.config import FleetConfig
+from m3pc.run.cluster.autoscaler import Autoscaler, Bounds
+from m3pc.run.cluster.control import Wanted, tell, told, want, wanted
 from m3pc.run.cluster.examiner import Examiner
 from m3pc.run.cluster.fleet import Fleet
+from m3pc.run.cluster.gauges import gauges, missing
 from m3pc.run.cluster.learning import LearnerReport
 from m3pc.run.cluster.place import NAMESPACE, Place
 from m3pc.run.cluster.ray_node import connected
+from m3pc.run.cluster.scraped import Scraped, TellMetrics, told_metrics
 from m3pc.run.cluster.status import Rate, describe, log_line
 from m3pc.run.lock import locked
 from m3pc.run.online.floor import WEIGHTS
 from m3pc.run.online.results import save_pictures
 from m3pc.run.online.run import OnlineRun, open_run
 from m3pc.run.runlog import RunLog
+from m3pc.run.trackers import Tracker, tracker
+from m3pc.telemetry import merged
 from m3pc.types import Coordinator, CoordinatorUnavailableError, DivergedError, InputError
 from replay.schedule import schedule_of
 
@@ -71,19 +77,36 @@ class Outcome:
     steps: int
 
 
-def run_cluster(path: Path, show: Show, *, address: str | None, coordinator: str = "") -> Outcome:
+def run_cluster(
+    path: Path,
+    show: Show,
+    *,
+    address: str | None,
+    coordinator: str = "",
+    metrics: Scraped | None = None,
+    track: str = "",
+) -> Outcome:
     """Drive a run until it has its steps, is told to stop, or cannot go on."""
     with locked(path):
         run = open_run(path)
         if _finished(run):
             return Outcome(code=OK, reason="finished", steps=told(path)["steps"])
-        place = Place(run=path.resolve(), id=run.facts.id, coordinator=coordinator)
+        place = Place(
+            run=path.resolve(),
+            id=run.facts.id,
+            coordinator=coordinator,
+            roles=run.config.fleet.roles and address is not None,
+        )
         _check_place(run, place)
+        tracked = tracker(track, path, run.config)
         own = {"cpus": LOGICAL_CPUS, "gpus": _gpus(run)} if address is None else {}
         with _logged(path / LOG):
             with connected(address, namespace=NAMESPACE, logs=path / LOGS, **own):
                 check_machines(place)
-                outcome = Driver(run, place, show).drive()
+                with told_metrics(path, metrics) as tell_metrics:
+                    outcome = Driver(
+                        run, place, show, metrics=tell_metrics, tracker=tracked
+                    ).drive()
             save_pictures(run)
         return outcome
 
@@ -132,9 +155,12 @@ class Driver:
         place: Place,
         show: Show,
         *,
+        metrics: TellMetrics = lambda snapshot, missing: None,
+        tracker: Tracker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.run, self._show, self._clock = run, show, clock
+        self.run, self._show, self._metrics, self._clock = run, show, metrics, clock
+        self._tracker = tracker
         self._coordinator: Coordinator = place.connect()
         self.fleet = Fleet(run, place)
         self.phase: Phase = "collecting"
@@ -144,12 +170,13 @@ class Driver:
         self._since = clock()  # of the phase
         self._told = self._logged = -1e9
         self._wanted = run.config.fleet.actors
+        self._autoscaler: Autoscaler | None = None
         self.rate = Rate()
         self.examiner = Examiner(run, self.fleet.evaluator, self._coordinator)
         want(run.path, stop=False)
 
     def drive(self) -> Outcome:
-        runlog = RunLog(self.run.path, done=10**12, unit="step", vital=False)
+        runlog = RunLog(self.run.path, done=10**12, unit="step", vital=False, tracker=self._tracker)
         with _signals(self._signalled), runlog:
             try:
                 while self.phase != "ended":
@@ -194,10 +221,26 @@ class Driver:
             return
         if asked.stop and not self._stopping:
             self._stopping = 1
-        if asked.actors is not None:
-            self._wanted = asked.actors
         if self.phase == "collecting":
-            self.fleet.scale(self._wanted, self._clock())
+            self._scale(asked, self._clock())
+
+    def _scale(self, asked: Wanted, now: float) -> None:
+        """To the number that was asked for, or to one between the bounds that fits the load."""
+        bounds = _bounds(asked, self.run.config.fleet)
+        if bounds is None:
+            self._autoscaler = None
+            self._wanted = self._wanted if asked.actors is None else asked.actors
+        else:
+            if self._autoscaler is None or self._autoscaler.bounds != bounds:
+                self._autoscaler = Autoscaler(bounds)
+            before, running = self._wanted, self.fleet.running
+            self._wanted = self._autoscaler.look(
+                now, self.fleet.snapshot(), actors=before, running=running
+            )
+            if self._wanted != before:
+                self.fleet.scaled(before, self._wanted)
+                log.info("event=autoscaled from=%d to=%d", before, self._wanted)
+        self.fleet.scale(self._wanted, now)
 
     def _check(self) -> None:
         """Whether the run can go on at all."""
@@ -312,7 +355,17 @@ class Driver:
                 tell(self.run.path, status)
             except OSError as error:  # a full disk passes
                 log.warning("event=status-lost reason=%s", error)
+            self._metrics(merged([self.fleet.snapshot(), gauges(self)]), missing(self))
             self._show(status)
+
+
+def _bounds(asked: Wanted, fleet: FleetConfig) -> Bounds | None:
+    """None where a number was asked for, or neither that nor bounds."""
+    if asked.least is not None and asked.most is not None:
+        return Bounds(least=asked.least, most=asked.most)
+    if asked.actors is None and fleet.most_actors:
+        return Bounds(least=fleet.least_actors, most=fleet.most_actors)
+    return None
 
 
 def _called(handle: Any, method: str, arguments: tuple[Any, ...]) -> bool:

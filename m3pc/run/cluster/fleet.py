@@ -15,15 +15,16 @@ from actors.reports import Finished, Report
 from actors.worker import Acting
 from learner.remote import LearnerActor
 from m3pc import checkpoint
+from m3pc.metrics import RESTARTS, SCALED
 from m3pc.run.cluster.actor_seat import ActorSeat
 from m3pc.run.cluster.evaluator import EvaluatorActor
 from m3pc.run.cluster.learners import build_learner
 from m3pc.run.cluster.learning import LearnerReport
-from m3pc.run.cluster.place import NAMESPACE, Place
+from m3pc.run.cluster.place import NAMESPACE, Place, Role
 from m3pc.run.cluster.seat import Seat
 from m3pc.run.cluster.totals import Totals
 from m3pc.run.online.run import OnlineRun, open_run
-from m3pc.telemetry import RESTARTS, Recorder, Snapshot
+from m3pc.telemetry import Recorder, Snapshot
 from planner.client import PlannerClient
 from planner.remote import PlannerActor
 from planner.service import PlannerService
@@ -79,6 +80,10 @@ class Fleet:
             actor.drain(self._fleet.deadline)
             self._leaving[actor] = now + self._fleet.deadline + self._fleet.silence
 
+    def scaled(self, before: int, after: int) -> None:
+        """Autoscaling changed how many actors are wanted."""
+        self._recorder.add(SCALED, label="up" if after > before else "down")
+
     def set_slack(self, steps: int) -> None:
         """How far collecting may run ahead of learning, from now on."""
         if self.store.handle is not None:
@@ -108,6 +113,11 @@ class Fleet:
     def left(self) -> bool:
         """Whether all who were told to leave have left."""
         return not self._leaving
+
+    @property
+    def running(self) -> int:
+        """Actors that collect."""
+        return sum(actor.works for actor in self.actors.values())
 
     @property
     def parked(self) -> bool:
@@ -173,29 +183,36 @@ class Fleet:
     ) -> Seat:
         return Seat(name, make, patience=self._fleet.silence, ask=ask)
 
-    def _named(self, part: str, number: int = 0) -> dict[str, Any]:
-        return {"name": self.place.name(part, number), "namespace": NAMESPACE}
+    def _options(self, part: str, number: int = 0, *, role: Role = "learner") -> dict[str, Any]:
+        """Store and evaluator live where the learner does."""
+        return {
+            "name": self.place.name(part, number),
+            "namespace": NAMESPACE,
+            "resources": self.place.resources(role),
+        }
 
     def _make_store(self) -> Any:
         run, kind = self.run, cast(Any, StoreActor)
-        return kind.options(**self._named("store")).remote(
+        return kind.options(**self._options("store")).remote(
             str(run.replay), run.header, run.config.online, run.config.fleet
         )
 
     def _make_learner(self) -> Any:
-        options = self._named("learner") | {"num_gpus": self._fleet.learner_gpus}
+        options = self._options("learner") | {"num_gpus": self._fleet.learner_gpus}
         return cast(Any, LearnerActor).options(**options).remote(partial(build_learner, self.place))
 
     def _make_planner(self, number: int) -> Any:
-        options = self._named("planner", number) | {"num_gpus": self._fleet.planner_gpus}
+        options = self._options("planner", number, role="planner")
+        options |= {"num_gpus": self._fleet.planner_gpus}
         build = partial(build_planner, self.place)
         return cast(Any, PlannerActor).options(**options).remote(build)
 
     def _make_evaluator(self) -> Any:
-        return cast(Any, EvaluatorActor).options(**self._named("evaluator")).remote(self.run.path)
+        options = self._options("evaluator")
+        return cast(Any, EvaluatorActor).options(**options).remote(self.run.path)
 
     def _actor(self, slot: int) -> ActorSeat:
-        options = self._named("actor", slot) | {
+        options = self._options("actor", slot, role="actor") | {
             "num_cpus": self._fleet.actor_cpus,
             "scheduling_strategy": "SPREAD",
         }
@@ -212,6 +229,7 @@ class Fleet:
             acting=Acting(
                 window=config.model.window,
                 horizon=config.planner.horizon,
+                discount=1.0 if config.planner.mode == "m" else config.critic.discount,
                 noise=config.online.noise,
                 patience=fleet.deadline,
                 pause_after=config.online.pause_after,

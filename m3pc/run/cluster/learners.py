@@ -42,7 +42,9 @@ class Learners:
             device=run.config.compute.device,
             seconds=PATIENCE + 2 * fleet.deadline,
         )
-        kind = cast(Any, MateActor).options(num_gpus=fleet.learner_gpus)
+        kind = cast(Any, MateActor).options(
+            num_gpus=fleet.learner_gpus, resources=place.resources("learner")
+        )
         self.mates = [kind.remote() for _ in range(1, fleet.learners)]
         self._ends = [
             mate.work.remote(partial(work_along, place, meeting, rank))

@@ -10,10 +10,11 @@ from typing import Protocol
 
 from learner.group import Group
 from learner.publish import Publisher
+from m3pc.metrics import COORDINATOR_DOWN, LEARNER_WAIT
 from m3pc.run.cluster.lead import Lead
 from m3pc.run.online.floor import WEIGHTS, weights_path
 from m3pc.run.online.run import OnlineRun
-from m3pc.telemetry import COORDINATOR_DOWN, LEARNER_WAIT, Recorder, Snapshot
+from m3pc.telemetry import Recorder, Snapshot
 from m3pc.types import (
     Coordinator,
     CoordinatorUnavailableError,
@@ -124,6 +125,7 @@ class Learning:
 
     def _publish(self) -> None:
         number, start = self.trainer.updates, self._clock()
+        self.trainer.measure()
         version = Version(epoch=self._publisher.epoch, number=number)
         self._publisher.publish(self.trainer.weights(version.packed), number)
         self.recorder.add(LEARNER_WAIT, self._clock() - start, "disk")

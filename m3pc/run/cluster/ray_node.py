@@ -2,20 +2,22 @@
 
 import logging
 import os
-import secrets
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from m3pc.run.cluster.token_file import MODE, PATH, TOKEN, make_token, require_token_mode
 from m3pc.types import InputError
 
-# Ray replaces 127.0.0.1 and localhost by an address that others can reach.
-LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
+# The only address with which Ray listens on loopback alone: it takes any other, 127.0.0.2 too, for
+# one by which other machines come. Where it knows clusters, it replaces this one by an address that
+# others can reach, so it is told that this machine cannot be in one.
+LOOPBACK, LOCAL_NAMES = "127.0.0.1", ("127.0.0.1", "localhost")
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 CONNECT_SECONDS = 5.0
 CLIENT, CLIENT_TRIES = "ray://", 3
 OBJECT_STORE = 256 << 20  # bytes; what lasts is in files, and messages are small
@@ -37,8 +39,11 @@ log = logging.getLogger(__name__)
 
 
 def prepare(address: str | None) -> None:
-    """Before Ray is imported: it reads its settings then."""
-    own = {"RAY_AUTH_MODE": "token"} if address is None else {}
+    """Before Ray is imported: it reads its settings then. Nobody comes into a cluster of our own
+    without its token; into one that is joined, as the user says."""
+    if address is None:
+        require_token_mode(os.environ, "unset it: a private cluster has a token of its own")
+    own = {MODE: "token"} if address is None or PATH in os.environ else {}
     for name, value in (SETTINGS | own).items():
         os.environ.setdefault(name, value)
 
@@ -88,7 +93,8 @@ def _connect(**options: Any) -> None:
     address = options["address"]
     for left in reversed(range(CLIENT_TRIES if address.startswith(CLIENT) else 1)):
         try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            with _loopback_only(address), _umask(0o077):
+                ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
             return
         except (ConnectionError, ValueError, RuntimeError) as error:
             if not left:
@@ -109,8 +115,8 @@ def _require_listener(address: str) -> None:
 
 def _no_connection(address: str, error: Exception) -> str:
     return (
-        f"no connection to Ray at {address!r}: {error}; start a cluster with `ray start --head`, "
-        "give its address and, where it asks for one, a token file in RAY_AUTH_TOKEN_PATH"
+        f"no connection to Ray at {address!r}: {error}; start a cluster with `m3pc node head`, "
+        f"give its address and, where it asks for one, a token file in {PATH}"
     )
 
 
@@ -140,15 +146,45 @@ def _kept_logs(ray_folder: Path, to: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _token(path: Path) -> Iterator[None]:
-    """Token authentication for the processes of this block."""
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
-    before = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    os.environ["RAY_AUTH_TOKEN_PATH"] = str(path)
+    """Token authentication for the processes of this block, by a token of their own."""
+    make_token(path)
+    before = {name: os.environ.pop(name) for name in (PATH, TOKEN) if name in os.environ}
+    os.environ[PATH] = str(path)
     try:
         yield
     finally:
-        del os.environ["RAY_AUTH_TOKEN_PATH"]
-        if before is not None:
-            os.environ["RAY_AUTH_TOKEN_PATH"] = before
+        del os.environ[PATH]
+        os.environ.update(before)
+
+
+@contextmanager
+def _loopback_only(address: str) -> Iterator[None]:
+    """For a cluster of our own, and for one that listens on loopback alone."""
+    from ray._private import ray_constants
+
+    constants: Any = ray_constants
+    named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    local = named == "local" or named.rpartition(":")[0] in LOCAL_NAMES
+    # For this process, which has read its variables before.
+    constants.ENABLE_RAY_CLUSTER = not local and constants.env_bool(
+        constants.ENABLE_RAY_CLUSTERS_ENV_VAR, not constants.IS_WINDOWS_OR_OSX
+    )
+    before = {name: os.environ.get(name) for name in LOOPBACK_ONLY}
+    os.environ.update(LOOPBACK_ONLY if local else {})  # for those that it starts
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            os.environ.update({name: value} if value is not None else {})
+
+
+@contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    """Whatever Ray makes is its owner's alone. It gives its own folders to everybody whatever the
+    mask is; those lie in one that nobody else may enter."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)

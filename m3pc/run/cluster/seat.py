@@ -64,6 +64,10 @@ class Seat:
         elif self.state in ("starting", "up"):
             self._hear(now)
 
+    @property
+    def works(self) -> bool:
+        return self.state == "up"
+
     def end(self) -> None:
         """Kill it and do not start it again."""
         if self.handle is not None:

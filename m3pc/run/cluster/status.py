@@ -6,23 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from m3pc.telemetry import (
+from m3pc.metrics import (
     ALPHA,
     BATCH_ROWS,
     COLLECTED_SHARE,
     ENTROPY,
     ENV_STEPS,
-    METRICS,
     PLAN_SECONDS,
     PLANNER_VERSION,
     QUEUE_ROWS,
     STALENESS,
-    Snapshot,
-    mean,
-    quantile,
-    share_above,
-    value,
 )
+from m3pc.telemetry import METRICS, Snapshot, mean, quantile, share_above, value
 
 if TYPE_CHECKING:
     from actors.reports import Report

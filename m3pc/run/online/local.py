@@ -26,6 +26,7 @@ from m3pc.run.online.results import save_pictures
 from m3pc.run.online.run import OnlineRun, open_run
 from m3pc.run.online.trainer import Trainer
 from m3pc.run.runlog import RunLog
+from m3pc.run.trackers import tracker
 from m3pc.types import AppendKey, Decision, InputError, Status, Window
 from m3pc.weights import Weights
 from planner.policy import Policy
@@ -47,16 +48,17 @@ class Finished:
     weights: Weights
 
 
-def run_local(path: Path, report: Report) -> Finished:
+def run_local(path: Path, report: Report, *, track: str = "") -> Finished:
     """Go on from the newest whole checkpoint to the end."""
     with locked(path):
         run = open_run(path)
         _require_own(run)
+        tracked = tracker(track, path, run.config)
         options = Options(durability=run.config.fleet.durability)
         with closing(Writer(run.replay, run.header, options)) as writer:
             work = _LockStep(run, writer)
             with (
-                RunLog(path, done=work.steps, unit="step") as log,
+                RunLog(path, done=work.steps, unit="step", tracker=tracked) as log,
                 closing(make_vector(run.facts.env, run.config.fleet.envs_per_actor)) as envs,
             ):
                 work.finish(envs, log, report)

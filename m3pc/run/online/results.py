@@ -7,11 +7,11 @@ RUN/exploration.png  what it collected, against the offline level
 import logging
 from collections.abc import Callable
 
+from m3pc.metrics import ENTROPY
 from m3pc.pictures import online_curve
 from m3pc.run.online.exploration import draw, explored, offline_level, scaled, score_unit
 from m3pc.run.online.run import OnlineRun
 from m3pc.run.runlog import read
-from m3pc.telemetry import ENTROPY
 
 CURVE, EXPLORATION = "curve.png", "exploration.png"
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from m3pc.telemetry import STALENESS, Recorder
+from m3pc.metrics import STALENESS
+from m3pc.telemetry import Recorder
 from m3pc.types import Version
 from replay.sampler import Known, per_segment
 from replay.segment import Segment

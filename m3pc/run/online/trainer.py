@@ -1,9 +1,10 @@
 """The learner of a run with what it learns from: views of two stores, updates, checkpoints."""
 
+import dataclasses
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,36 +13,42 @@ from numpy.typing import NDArray
 
 from learner.group import Group
 from learner.health import Health
+from learner.measures import measure_critic
 from learner.online import OnlineLearner
 from m3pc import checkpoint
 from m3pc.checkpoint import Checkpoint
 from m3pc.compute import prepare_compute
-from m3pc.returns import returns_to_go
-from m3pc.run.dataset import envelope, return_rule, split
-from m3pc.run.online.run import OnlineRun
-from m3pc.run.online.staleness import Staleness
-from m3pc.settings import replace
-from m3pc.streams import CRITIC_BATCH
-from m3pc.telemetry import (
+from m3pc.metrics import (
     ALPHA,
+    CHECKPOINT_BYTES,
+    CHECKPOINT_FAILURES,
     CHECKPOINT_SECONDS,
     COLLECTED_SHARE,
     CRITIC_UPDATES,
     ENTROPY,
     GRADIENT,
+    LAST_CHECKPOINT,
     LAST_UPDATE,
     LEARNER_WAIT,
     LOSS,
     NONFINITE,
+    PASSED_OVER,
     ROLLBACKS,
     UPDATE_SECONDS,
     UPDATES_DONE,
-    Recorder,
+    VALUES,
 )
+from m3pc.returns import returns_to_go
+from m3pc.run.dataset import envelope, return_rule, split
+from m3pc.run.online.run import OnlineRun
+from m3pc.run.online.staleness import Staleness
+from m3pc.settings import replace
+from m3pc.streams import CRITIC_BATCH, MEASURED_BATCH
+from m3pc.telemetry import Recorder
 from m3pc.types import DivergedError, Floats, InputError, SegmentBatch, TransitionBatch
 from m3pc.weights import Weights
 from replay.buffers import trajectory_buffer, transition_buffers
-from replay.mixture import Mixture
+from replay.mixture import Mixture, Source
 from replay.sampler import Known, PieceColumns, per_segment
 from replay.segment import Segment
 from replay.selection import weights as selected
@@ -73,6 +80,7 @@ class Trainer:
         self._group = group or Group()
         self.learner = OnlineLearner(last.weights, {}, self.config, self._group)
         self.learner.restore(last.weights, last.training)
+        self.recorder.add(PASSED_OVER, last.passed_over)
         self.updates, self.progress = _updates(last), dict(last.progress)
         self.left_out = int(last.progress.get("left_out", 0))
         self._health = Health(last.progress.get("bad", ()), int(last.progress.get("rollbacks", 0)))
@@ -102,12 +110,20 @@ class Trainer:
             batch=config.online.batch,
             seed=config.seed,
         )
-        self._transitions: Mixture[TransitionBatch[NDArray[Any]]] = Mixture(
-            transition_buffers(logged, collected, config.replay, train=train),
+        self._transitions = self._mixture(
+            transition_buffers(logged, collected, config.replay, train=train), CRITIC_BATCH
+        )
+
+    def _mixture(
+        self, sources: Sequence[Source], purpose: int
+    ) -> Mixture[TransitionBatch[NDArray[Any]]]:
+        config = self.config
+        return Mixture(
+            sources,
             StepColumns(config.critic.discount, config.critic.terminals),
             batch=config.critic.batch,
             seed=config.seed,
-            purpose=CRITIC_BATCH,
+            purpose=purpose,
         )
 
     def collected(self) -> int:
@@ -159,6 +175,15 @@ class Trainer:
         yield
         self.recorder.add(LEARNER_WAIT, self._clock() - start, what)
 
+    def measure(self) -> None:
+        """The critic beside what was seen, on steps that were collected, if any were."""
+        source = self._transitions.sources[1]
+        if source.view.lengths[drawable(source.view)].any():
+            alone = self._mixture([dataclasses.replace(source, after=0)], MEASURED_BATCH)
+            found = measure_critic(self.learner.critic.critic, [alone.batch(self.updates)])
+            for name in VALUES.values:
+                self.recorder.set(VALUES, found[f"{name}_mean"], name)
+
     def weights(self, version: int) -> Weights:
         return self.learner.weights(version, envelope=self._envelope)
 
@@ -171,14 +196,20 @@ class Trainer:
             "bad": self._health.recent,
             "rollbacks": self._health.rollbacks,
         }
-        checkpoint.write_next(
-            self.run.checkpoints,
-            self.weights(self.updates),
-            self.learner.state(),
-            self.progress,
-            number=self.updates,
-            keep=self.config.online.keep,
-        )
+        try:
+            path = checkpoint.write_next(
+                self.run.checkpoints,
+                self.weights(self.updates),
+                self.learner.state(),
+                self.progress,
+                number=self.updates,
+                keep=self.config.online.keep,
+            )
+        except OSError:
+            self.recorder.add(CHECKPOINT_FAILURES)
+            raise
+        self.recorder.set(LAST_CHECKPOINT, time.time())
+        self.recorder.set(CHECKPOINT_BYTES, sum(file.stat().st_size for file in path.iterdir()))
         seconds = self._clock() - start
         self.recorder.observe(CHECKPOINT_SECONDS, seconds)
         self.recorder.add(LEARNER_WAIT, seconds, "disk")

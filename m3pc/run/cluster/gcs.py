@@ -1,0 +1,119 @@
+"""Where Ray's GCS, which knows all nodes and actors, keeps what it knows: in Redis it outlives its
+process. Each start of a head has a namespace of its own: what an earlier cluster left there would
+otherwise come back to life in the next."""
+
+import logging
+import secrets
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from m3pc.types import InputError
+
+if TYPE_CHECKING:
+    import redis
+
+VARIABLE, PASSWORD = "M3PC_RAY_REDIS", "RAY_REDIS_PASSWORD"
+EXPECTED = "give redis://[USER:PASSWORD@]HOST:PORT or rediss://..."
+NAMESPACE = "namespace"  # file in the node's folder
+PATIENCE = 5.0  # seconds for an answer of Redis
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcsStore:
+    host: str
+    port: int
+    user: str = ""
+    password: str = field(default="", repr=False)
+    encrypted: bool = False
+    namespace: str = ""
+
+    def environment(self) -> dict[str, str]:
+        """The password only for whoever starts the GCS."""
+        scheme = "rediss" if self.encrypted else "redis"
+        return {
+            "RAY_REDIS_ADDRESS": f"{scheme}://{self.host}:{self.port}",
+            "RAY_external_storage_namespace": self.namespace,
+            **({PASSWORD: self.password} if self.password else {}),
+        }
+
+    def arguments(self) -> list[str]:
+        """Of `ray start`."""
+        return [f"--redis-username={self.user}"] if self.user else []
+
+    def check(self) -> None:
+        """Ray itself would wait for minutes."""
+        from redis.exceptions import RedisError
+
+        try:
+            with self._client() as client:
+                client.ping()
+        except (RedisError, OSError) as error:
+            raise InputError(
+                f"no Redis for Ray at {self.host}:{self.port}: {error}; start it, or mend --redis "
+                f"or {VARIABLE}; its port must not be Ray's own (6379 unless --port is given)"
+            ) from None
+
+    def forget(self) -> None:
+        """Remove what a cluster that ended left in Redis; a Redis that is gone has nothing."""
+        from redis.exceptions import RedisError
+
+        try:
+            with self._client() as client:
+                for key in client.scan_iter(match=f"RAY{self.namespace}@*"):
+                    client.delete(key)
+        except (RedisError, OSError) as error:
+            log.warning("event=redis-not-cleaned namespace=%s reason=%s", self.namespace, error)
+
+    def _client(self) -> "redis.Redis":
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        return redis.Redis(
+            host=self.host,
+            port=self.port,
+            username=self.user or None,
+            password=self.password or None,
+            ssl=self.encrypted,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=PATIENCE,
+            socket_connect_timeout=PATIENCE,
+        )
+
+
+def gcs_store(url: str) -> GcsStore:
+    """The URL stays out of messages: it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise InputError(f"the address of Redis for Ray cannot be read; {EXPECTED}") from None
+    if parts.scheme not in {"redis", "rediss"} or not parts.hostname or port is None:
+        raise InputError(
+            f"the address of Redis for Ray has scheme {parts.scheme[:10]!r}, host "
+            f"{parts.hostname!r} and port {port}; {EXPECTED}"
+        )
+    if parts.path.strip("/") not in {"", "0"}:
+        raise InputError(f"Ray uses database 0 of a Redis, not {parts.path[:20]!r}; {EXPECTED}")
+    return GcsStore(
+        host=parts.hostname,
+        port=port,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        encrypted=parts.scheme == "rediss",
+        namespace=f"m3pc-{secrets.token_hex(8)}",
+    )
+
+
+def remember(store: GcsStore, folder: Path) -> None:
+    """Note its namespace in the node's folder; what stands there from a head that was killed is
+    removed from Redis."""
+    note = folder / NAMESPACE
+    if note.exists() and (before := note.read_text().strip()):
+        replace(store, namespace=before).forget()
+    note.write_text(store.namespace)

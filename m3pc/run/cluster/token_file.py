@@ -1,0 +1,70 @@
+"""The token by which a Ray cluster knows its own. Whoever holds it may run anything there."""
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from m3pc.types import InputError
+
+MODE, TOKEN, PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+BYTES = 32
+
+
+def require_token_mode(environment: Mapping[str, str], remedy: str) -> None:
+    """Nothing is started that strangers could use."""
+    mode = environment.get(MODE, "token")
+    if mode.lower() != "token":
+        raise InputError(
+            f"{MODE} is {mode!r}: everybody who reaches this cluster could run commands on it; "
+            f"{remedy}"
+        )
+
+
+def make_token(path: Path) -> Path:
+    """A new one, unless there is one: then nobody else must be able to read it."""
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        return check_token(path)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(BYTES))
+    return path
+
+
+def check_token(path: Path) -> Path:
+    """Its owner's alone and not empty, or it is refused."""
+    try:
+        found = path.stat()
+        empty = not path.read_bytes().strip()
+    except OSError as error:
+        raise InputError(
+            f"the token file {path} cannot be read: {error.strerror}; copy the head's to this "
+            f"machine (mode 0600) and name it by --token-file or {PATH}"
+        ) from None
+    if found.st_mode & 0o077:
+        raise InputError(
+            f"the token file {path} has mode {stat.S_IMODE(found.st_mode):04o}, so others may read "
+            f"or change it, and who has the token runs commands here; make it its owner's alone: "
+            f"chmod 600 {path}, and a new token if it may have been seen"
+        )
+    if empty:
+        raise InputError(f"the token file {path} is empty; copy the head's, or remove the file")
+    return path
+
+
+def private_folder(path: Path) -> Path:
+    """Made for its owner alone. One that others may enter or that is another's is refused."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise InputError(
+            f"{path} has mode {stat.filemode(found.st_mode)} and owner {found.st_uid}; a node's "
+            "folder holds its token and sockets and must be a folder that only you may enter: "
+            f"chmod 700 {path}, or give another by --folder"
+        )
+    return path

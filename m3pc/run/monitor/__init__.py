@@ -1,0 +1,1 @@
+"""A Prometheus that watches runs on this machine, and what it saw."""

@@ -1,0 +1,86 @@
+"""Numbers as people read them, in Grafana's units, and the ticks of an axis."""
+
+import math
+from datetime import UTC, datetime
+
+Scale = tuple[tuple[float, str], ...]  # sizes and their names, the largest first
+_SHORT: Scale = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_BYTES: Scale = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
+_SECONDS: Scale = (
+    (86400.0, "d"),
+    (3600.0, "h"),
+    (60.0, "min"),
+    (1.0, "s"),
+    (1e-3, "ms"),
+    (1e-6, "µs"),
+)
+# Distances between ticks of time, in seconds.
+_TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+_DAY = 86400.0
+
+
+# By unit: what a value is multiplied by, the scale it is told in, what stands behind it.
+_PLAIN: Scale = ((1.0, ""),)
+UNITS: dict[str, tuple[float, Scale, str]] = {
+    "s": (1.0, _SECONDS, ""),
+    "ms": (1e-3, _SECONDS, ""),
+    "bytes": (1.0, _BYTES, ""),
+    "Bps": (1.0, _BYTES, "/s"),
+    "ops": (1.0, _SHORT, "/s"),
+    "reqps": (1.0, _SHORT, "/s"),
+    "percentunit": (100.0, _PLAIN, " %"),
+    "percent": (1.0, _PLAIN, " %"),
+    "short": (1.0, _SHORT, ""),
+    "none": (1.0, _PLAIN, ""),
+}
+
+
+def shown(value: float, unit: str, decimals: int | None = None) -> str:
+    """With three digits that count, or with so many decimals."""
+    if not math.isfinite(value):
+        return "-"
+    factor, scale, behind = UNITS.get(unit, UNITS["none"])
+    value *= factor
+    size, name = next((one for one in scale if abs(value) >= one[0]), scale[-1])
+    if not value:
+        size, name = next(one for one in scale if one[0] == 1.0)
+    return f"{_digits(value / size, decimals)}{' ' * bool(name)}{name}{behind}"
+
+
+def _digits(value: float, decimals: int | None) -> str:
+    if decimals is None:
+        size = math.floor(math.log10(abs(value))) if value else 0
+        decimals = min(max(2 - size, 0), 6)
+        text = f"{value:,.{decimals}f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+    else:
+        text = f"{value:,.{decimals}f}"
+    return "0" if text in ("-0", "0") else text
+
+
+def ticks(low: float, high: float, *, most: int, unit: str, whole: bool = False) -> list[float]:
+    """Round numbers that are evenly apart, the first not below `low`; `whole` has no fractions."""
+    step = _round_step((high - low) / most, unit)
+    step = math.ceil(step) if whole or unit == "bytes" else step
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _round_step(least: float, unit: str) -> float:
+    if unit in ("bytes", "Bps"):
+        return float(2.0 ** math.ceil(math.log2(least)))
+    if unit == "s" and 10 < least <= _TIMES[-1]:
+        return float(next(one for one in _TIMES if one >= least))
+    size = 10.0 ** math.floor(math.log10(least))
+    return next(size * one for one in (1, 2, 2.5, 5, 10) if size * one >= least * (1 - 1e-9))
+
+
+def time_ticks(start: float, end: float, *, most: int) -> list[tuple[float, str]]:
+    """Moments and their names, in UTC."""
+    least = (end - start) / most
+    step = next((float(one) for one in _TIMES if one >= least), math.ceil(least / _DAY) * _DAY)
+    form = "%H:%M:%S" if step < 60 else "%H:%M" if step < _DAY else "%d %b"
+    first, last = math.ceil(start / step), math.floor(end / step)
+    moments = [number * step for number in range(first, last + 1)]
+    return [(at, datetime.fromtimestamp(at, UTC).strftime(form)) for at in moments]
