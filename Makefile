@@ -9,7 +9,7 @@ REPLAY := shipped:hopper-medium-replay
 PLANNERS := --planner rcbc@0.4 --planner m@1 --planner q@1 --episodes 10 --seed 7 --reuse
 OTHER_MUJOCO := 3.9.0
 OTHER_ENGINE := $(VENV)/engines/mujoco-$(OTHER_MUJOCO)
-SERVICES := redis-server prometheus prometheus-node-exporter
+SERVICES := redis-server prometheus prometheus-node-exporter docker-compose
 APT_INSTALL := RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt

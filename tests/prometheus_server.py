@@ -1,6 +1,5 @@
 """A real Prometheus on a free loopback port, with the shipped rules and scrapes every second."""
 
-import json
 import os
 import shutil
 import signal
@@ -100,9 +99,3 @@ def _ready(url: str) -> bool:
             return bool(answer.status == 200)
     except (OSError, urllib.error.URLError):
         return False
-
-
-def get(url: str) -> Any:
-    """The data of an answer of the HTTP API."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return json.load(answer)["data"]

@@ -2,6 +2,7 @@
 process of this one joins."""
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -196,6 +197,17 @@ def free_ports(*taken: NodePorts) -> tuple[str, NodePorts]:
                 continue
             return f"--ports-from={first}", ports
     raise AssertionError("all blocks of ports are taken")
+
+
+def listeners(pids: set[int]) -> dict[int, set[str]]:
+    """Ports on which these processes listen, with the addresses."""
+    shown = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
+    found: dict[int, set[str]] = {}
+    for line in shown.splitlines():
+        host, _, port = line.split()[3].rpartition(":")
+        if {int(pid) for pid in re.findall(r"pid=(\d+)", line)} & pids:
+            found.setdefault(int(port), set()).add(host.strip("[]").removeprefix("::ffff:"))
+    return found
 
 
 def _kill(pids: set[int]) -> None:

@@ -21,7 +21,7 @@ from tests.redis_server import free_port
 from tests.waiting import eventually
 
 BOARDS = MONITORING / "grafana" / "dashboards"
-SPAN = Span(start=1_000_000.0, end=1_003_600.0)
+SPAN = Span(start=1_000_000.0, end=1_000_607.0)  # 5 s apart, with 2 left over
 HOSTILE = "<script>alert('x')</script>\"&"
 WATCHDOG = Alert(
     labels={"alertname": "Watchdog", "severity": "none"},
@@ -44,6 +44,9 @@ class FakeSource:
         self._lock, self.asked = Lock(), 0
 
     def range(self, expression: str, start: float, end: float, step: float) -> list[Series]:
+        steps = (end - start) / step
+        assert steps == pytest.approx(round(steps)), "the last point is at the end"
+        assert start > SPAN.start - 1e-3
         return self.instant(expression, end)
 
     def instant(self, expression: str, at: float) -> list[Series]:

@@ -112,6 +112,13 @@ def test_ports_are_pinned_to_those_of_our_table() -> None:
         assert f"export {name}={number}\n" in ENV
 
 
+def test_the_documents_name_every_port() -> None:
+    rows = (ROOT / "docs/DEPLOY.md").read_text().splitlines()
+    told = {row.split("|")[1].strip() for row in rows if row.startswith("| ")}
+    low, high = node_ports().workers[0], node_ports().workers[-1]
+    assert told >= {str(port.number) for port in PORTS} | {f"{low}-{high}"}
+
+
 def test_nodes_offer_each_role_once_and_the_head_none() -> None:
     offered = {name: set(t["resources"]) for name, t in SHIPPED["available_node_types"].items()}
     assert offered == {

@@ -1,6 +1,8 @@
 """docker/: linted by others' rules and ours; its steps run where there is no engine."""
 
+import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -291,3 +293,105 @@ def test_the_steps_of_an_image_run_in_a_debian_root(target: str, tmp_path: Path)
         assert (tmp_path / "root/home/m3pc/.m3pc").stat().st_mode & 0o777 == 0o700
     finally:
         shutil.rmtree(tmp_path / "root", ignore_errors=True)
+
+
+# --- compose.yaml's own commands, in namespaces of their own, with a Redis of this machine ---
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_the_commands_of_compose_start_a_cluster_that_takes_jobs() -> None:
+    if os.getuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "redis-server"))):
+        pytest.skip("needs root, unshare, ip and redis-server")
+    spaces = ["unshare", "--pid", "--fork", "--net", "--mount", "--mount-proc", "--kill-child"]
+    done = run([*spaces, sys.executable, "-m", "tests.test_docker"], cwd=ROOT, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["healthy"] == {"redis": True, "head": True, "actor": True}
+    assert seen["job"] == [0, "format: 1"]
+    assert seen["nodes"] == {"10.9.0.1": [], "10.9.0.2": ["m3pc_actor"]}
+    assert seen["secrets that ps shows"] == []
+
+
+def launch() -> None:
+    """Two machines on a wire. What an engine would mount is put where the commands look for it."""
+    for words in (
+        "mount -t tmpfs none /tmp",
+        "mount --mkdir -t tmpfs none /run/netns",
+        "mount --mkdir -t tmpfs none /run/secrets",
+        "ip link set lo up",
+        "ip netns add actor",
+        "ip link add to-actor type veth peer name to-head netns actor",
+        "ip addr add 10.9.0.1/24 dev to-actor",
+        "ip link set to-actor up",
+        "ip -n actor addr add 10.9.0.2/24 dev to-head",
+        "ip -n actor link set to-head up",
+        "ip -n actor link set lo up",
+    ):
+        subprocess.run(words.split(), check=True)
+    Path("/tmp/hosts").write_text("127.0.0.1 localhost\n10.9.0.1 ray-head redis\n")
+    subprocess.run(["mount", "--bind", "/tmp/hosts", "/etc/hosts"], check=True)
+    secrets = prepared(Path("/tmp")) / "secrets"
+    for name, secret in COMPOSE["secrets"].items():
+        shutil.copy2(secrets / Path(secret["file"]).name, f"/run/secrets/{name}")
+    services = COMPOSE["services"]
+    server = ["/tmp" if word == "/data" else word for word in services["redis"]["command"]]
+    subprocess.Popen(server, stdout=subprocess.DEVNULL)
+    healthy = {"redis": _healthy([], services["redis"]["healthcheck"]["test"][1])}
+    healthy["head"] = _node_up("head", [])
+    healthy["actor"] = _node_up("actor", ["ip", "netns", "exec", "actor"])
+    told = ["submit", "--working-dir", "none", "--in", "/tmp", "--", "config", "show"]
+    job = run([sys.executable, "-m", "m3pc", *told], env=_variables("head"), timeout=120)
+    shown = [line for line in job.stdout.splitlines() if line.startswith("format:")]
+    processes = run(["ps", "axww", "-o", "args"]).stdout
+    values = {path.name: path.read_text() for path in secrets.iterdir()}
+    seen = {
+        "healthy": healthy,
+        "job": [job.returncode, *shown],
+        "nodes": _nodes(),
+        "secrets that ps shows": [name for name, text in values.items() if text in processes],
+    }
+    sys.stdout.write("\n" + json.dumps(seen) + "\n")
+
+
+def _variables(service: str) -> dict[str, str]:
+    given = {
+        name: str(value) for name, value in COMPOSE["services"][service]["environment"].items()
+    }
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return given | {"PATH": path, "PYTHONPATH": str(ROOT)}
+
+
+def _node_up(service: str, where: Sequence[str]) -> bool:
+    command = [word.replace("$$", "$") for word in COMPOSE["services"][service]["command"]]
+    subprocess.Popen([*where, *command], env=_variables(service), stdout=subprocess.DEVNULL)
+    check = next(
+        line for line in DOCKERFILE.splitlines() if line.strip().startswith('CMD ["python')
+    )
+    return _healthy(where, shlex.join(json.loads(check.strip().removeprefix("CMD "))))
+
+
+def _healthy(where: Sequence[str], check: str) -> bool:
+    for _ in range(60):
+        if run([*where, "sh", "-c", check], env=_variables("head")).returncode == 0:
+            return True
+        time.sleep(1)
+    return False
+
+
+def _nodes() -> dict[str, list[str]]:
+    """Roles by address."""
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/run/secrets/ray_token"}
+    import ray
+
+    ray.init(address="10.9.0.1:6379", log_to_driver=False)
+    found: list[dict[str, Any]] = cast(Any, ray).nodes()
+    ray.shutdown()
+    return {
+        node["NodeManagerAddress"]: [name for name in node["Resources"] if "m3pc" in name]
+        for node in found
+    }
+
+
+if __name__ == "__main__":
+    launch()

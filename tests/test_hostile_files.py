@@ -1,4 +1,4 @@
-"""Files that were made to do harm: nothing of them runs, nothing grows without bound, nothing stays.
+"""Files made to do harm: nothing of them runs, nothing grows without bound, nothing stays.
 
 What HDF5 itself can do is in test_bad_input.py, archives of arrays are in test_bad_policies.py.
 """

@@ -16,6 +16,7 @@ import pytest
 from m3pc.run.cluster.gcs import GcsStore
 from m3pc.run.cluster.node import (
     LONGEST_FOLDER,
+    MARK,
     Node,
     check_ip,
     check_length,
@@ -23,7 +24,7 @@ from m3pc.run.cluster.node import (
     own_address,
 )
 from m3pc.run.cluster.ports import node_ports
-from m3pc.run.cluster.processes import command_of, descendants, name
+from m3pc.run.cluster.processes import command_of, descendants, marked, name, send
 from m3pc.types import InputError
 from tests.online_job import alive
 from tests.ray_nodes import bare_environment, free_ports
@@ -164,10 +165,9 @@ def watched(folder: Path, *names: str, joins: str = "", redis: str = "") -> Iter
     try:
         yield found
     finally:
-        for pid in (*found.pids.values(), found.process.pid):
-            if alive(pid):
-                os.kill(pid, signal.SIGKILL)
+        found.process.kill()
         found.process.wait()
+        send(marked(MARK, str(folder)), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

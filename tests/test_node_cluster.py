@@ -5,7 +5,6 @@ One head serves all tests of this file; its control process keeps what it knows 
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,13 @@ import pytest
 from m3pc.run.cluster.ports import CLIENTS, PORTS, NodePorts
 from m3pc.run.cluster.processes import command_of
 from tests.online_job import job
-from tests.ray_nodes import NodeCommand, bare_environment, free_ports, node_command
+from tests.ray_nodes import (
+    NodeCommand,
+    bare_environment,
+    free_ports,
+    listeners,
+    node_command,
+)
 from tests.redis_server import ADMIN, ADMIN_PASSWORD, RedisServer
 from tests.shared_data import ROOT
 from tests.small_online import new_run
@@ -108,17 +113,6 @@ def head(redis_server: RedisServer) -> Iterator[Head]:
     with node_command(*words, M3PC_RAY_REDIS=url) as command:
         command.until_up()
         yield Head(command=command, ports=ports, redis=redis_server)
-
-
-def listeners(pids: set[int]) -> dict[int, set[str]]:
-    """Ports on which these processes listen, with the addresses."""
-    shown = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
-    found: dict[int, set[str]] = {}
-    for line in shown.splitlines():
-        host, _, port = line.split()[3].rpartition(":")
-        if {int(pid) for pid in re.findall(r"pid=(\d+)", line)} & pids:
-            found.setdefault(int(port), set()).add(host.strip("[]").removeprefix("::ffff:"))
-    return found
 
 
 @pytest.mark.ray

@@ -15,7 +15,9 @@ from tests.live_store import closed
 from tests.shared_data import ROOT
 
 README = (ROOT / "README.md").read_text()
-COMMANDS = sorted(set(re.findall(r"^m3pc [^#\n]+|(?<=`)m3pc [^`\n]+(?=`)", README, re.MULTILINE)))
+LINES = re.findall(r"^m3pc [^#\n]+|(?<=`)m3pc [^`\n]+(?=`)", README, re.MULTILINE)
+# What stands after -- is a command, too.
+COMMANDS = sorted({part for line in LINES for part in line.replace(" -- ", "\0m3pc ").split("\0")})
 
 
 @pytest.mark.parametrize("line", COMMANDS)

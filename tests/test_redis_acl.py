@@ -12,6 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import NoPermissionError
+from redis.retry import Retry
 
 from m3pc.coordinator import connect
 from m3pc.run.cluster.gcs import gcs_store, remember
@@ -20,6 +23,12 @@ from tests.redis_server import COMMANDS, MISSING, free_port
 from tests.shared_data import ROOT
 
 PREPARE = ROOT / "docker" / "prepare.sh"
+
+
+def stranger(port: int, **credentials: str | None) -> Any:
+    """Asks once."""
+    once = Retry(NoBackoff(), 0)
+    return cast(Any, redis.Redis)(port=port, protocol=2, retry=once, **credentials)
 
 
 class Served:
@@ -45,14 +54,25 @@ class Served:
                 *("--logfile", str(folder / "redis.log"), "--dir", str(folder)),
             ]
         )
+        if not self._answers():
+            self.close()
+            raise AssertionError((folder / "redis.log").read_text())
+
+    def _answers(self) -> bool:
         for _ in range(400):
             try:
-                redis.Redis(port=self.port).ping()
+                stranger(self.port).ping()
             except redis.AuthenticationError:
-                return
+                return True
             except redis.ConnectionError:
                 time.sleep(0.05)
-        raise AssertionError((folder / "redis.log").read_text())
+            else:
+                return False  # to everybody
+        return False
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def url(self, user: str) -> str:
         return self._urls[user].replace("@redis:6390", f"@127.0.0.1:{self.port}")
@@ -68,8 +88,7 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     found = Served(tmp_path_factory.mktemp("redis"))
     yield found
-    found.process.kill()
-    found.process.wait()
+    found.close()
 
 
 def test_a_coordinator_needs_no_more(served: Served, tmp_path: Path) -> None:
@@ -99,7 +118,7 @@ def test_the_store_of_ray_is_looked_at_and_cleared(served: Served, tmp_path: Pat
 
 
 REFUSED = (
-    *("FLUSHALL", "FLUSHDB", "CONFIG GET *", "KEYS *", "DEBUG SLEEP 0", "SHUTDOWN NOSAVE", "SAVE"),
+    *("FLUSHALL", "FLUSHDB", "CONFIG GET *", "KEYS *", "SHUTDOWN NOSAVE", "SAVE"),
     *("ACL LIST", "MODULE LIST", "MONITOR", "REPLICAOF 127.0.0.1 1", "CLIENT LIST", "GET other"),
     *("HSET other a b", "EVAL return(1) 0", "SUBSCRIBE any", "PUBLISH any x"),
 )
@@ -108,7 +127,7 @@ REFUSED = (
 @pytest.mark.parametrize("user", ["m3pc", "ray"])
 @pytest.mark.parametrize("command", REFUSED)
 def test_neither_user_may_do_anything_else(command: str, user: str, served: Served) -> None:
-    with served.client(user) as client, pytest.raises(redis.NoPermissionError):
+    with served.client(user) as client, pytest.raises(NoPermissionError):
         client.execute_command(*command.split())
     assert served.process.poll() is None
 
@@ -117,24 +136,25 @@ def test_neither_user_may_do_anything_else(command: str, user: str, served: Serv
 def test_neither_user_reaches_the_keys_of_the_other(user: str, key: str, served: Served) -> None:
     with served.client(user) as client:
         for command in (("HSET", key, "a", "b"), ("DEL", key), ("HGETALL", key)):
-            with pytest.raises(redis.NoPermissionError):
+            with pytest.raises(NoPermissionError):
                 client.execute_command(*command)
 
 
 @pytest.mark.parametrize(
-    "body", ["redis.call('FLUSHALL')", "redis.call('GET', 'other')", "redis.call('CONFIG', 'GET')"]
+    "body",
+    ["redis.call('FLUSHALL')", "redis.call('KEYS', '*')", "redis.call('HGET', 'other', 'a')"],
 )
 def test_a_script_may_do_no_more_than_who_runs_it(body: str, served: Served) -> None:
     """The coordinator loads scripts, so whoever has its password may load others."""
     with served.client("m3pc") as client:
         digest = client.execute_command("SCRIPT LOAD", f"return {body}")
-        with pytest.raises(redis.ResponseError, match=r"(?i)permission"):
+        with pytest.raises(redis.ResponseError, match=r"can't (run|access)"):
             client.execute_command("EVALSHA", digest, 0)
 
 
 def test_nobody_comes_in_without_a_password(served: Served) -> None:
     for user, password in ((None, None), ("default", "x"), ("m3pc", "x"), ("ray", "")):
-        client = redis.Redis(port=served.port, username=user, password=password, protocol=2)
+        client = stranger(served.port, username=user, password=password)
         with pytest.raises((redis.AuthenticationError, redis.ResponseError)):
             client.ping()
         client.close()

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -346,28 +345,14 @@ def at_a_terminal(code: str, *arguments: Path) -> str:
 
 
 def offline_runs(folder: Path) -> list[dict[str, Any]]:
-    """What W&B keeps of each process: its run, and a row a report."""
-    records: Any = import_module("wandb.proto.wandb_internal_pb2")
-    datastore: Any = import_module("wandb.sdk.internal.datastore")
-    found = []
-    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        store, kept = datastore.DataStore(), dict[str, Any](rows=[])
-        store.open_for_scan(str(path))
-        while (data := store.scan_data()) is not None:
-            record = records.Record()
-            record.ParseFromString(data)
-            if record.HasField("run"):
-                kept |= {"id": record.run.run_id, "name": record.run.display_name}
-                kept["project"] = record.run.project
-                kept["config"] = {x.key: json.loads(x.value_json) for x in record.run.config.update}
-            if record.HasField("history"):
-                row = {
-                    x.key or "/".join(x.nested_key): json.loads(x.value_json)
-                    for x in record.history.item
-                }
-                kept["rows"].append({n: x for n, x in row.items() if not n.startswith("_")})
-        store.close()
-        found.append(kept)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.wandb_files", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        timeout=SECONDS,
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout)
     return found
 
 

@@ -19,11 +19,12 @@ from typing import IO, Annotated, Literal
 
 import typer
 
+from m3pc.children import ROOT, python_path
+
 PROBE_SECONDS = 30.0  # a probe that is not back by then is reported as hanging
 OLDEST_PYTHON = (3, 11)
 LEAST_DISK = 2.0  # GB: one D4RL data set, its store and a few checkpoints
 D4RL_IDS = ("d4rl/Hopper-v2", "d4rl/Walker2d-v2", "d4rl/HalfCheetah-v2")
-ROOT = Path(__file__).resolve().parents[2]  # where the packages are, installed or not
 
 Status = Literal["ok", "missing", "broken", "optional"]
 
@@ -290,10 +291,9 @@ def cache(directory: Path) -> Check:
 
 def probe(code: str, environ: Mapping[str, str], seconds: float = PROBE_SECONDS) -> Answer:
     """Run Python code in a child that finds our packages and leaves no core file."""
-    paths = [str(ROOT), *filter(None, [environ.get("PYTHONPATH")])]
     prelude = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
-    environ = {**environ, "PYTHONPATH": os.pathsep.join(paths)}
-    return run([sys.executable, "-c", prelude + code], environ, seconds)
+    environ = {**environ, "PYTHONPATH": python_path(environ)}
+    return run([sys.executable, "-P", "-c", prelude + code], environ, seconds)
 
 
 def run(

@@ -78,6 +78,11 @@ def finetune(
     env_id = env or found.weights.env
     if env_id is None:
         raise InputError(f"{source} does not say which environment it is for; give --env")
+    if env is None and ":" in env_id:
+        raise InputError(
+            f"{source} names the environment {env_id!r}, whose module would be run; if you trust "
+            "it, give it with --env"
+        )
     run = out or Path("runs") / f"{source.resolve().name}-online-seed{config.seed}"
     start(found, open_store(data), env_id, config, run)
     _go_on(run, local=local, address=address, coordinator=coordinator, metrics=metrics, track=track)

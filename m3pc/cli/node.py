@@ -78,19 +78,20 @@ def head(
     require_entry(os.environ, insecure=insecure)
     given = {"gcs": port, "dashboard": dashboard_port, "metrics": metrics_port}
     ports = node_ports(ports_from, **given)
+    own, store, roles = check_ip(ip, os.environ), _store(redis, context), _roles(role)
     place = _place(folder, ports.of["gcs"])
     _run(
         Node(
             joins=None,
-            ip=check_ip(ip, os.environ),
+            ip=own,
             ports=ports,
             folder=place,
-            token=None if insecure else make_token(token_file or place / "token"),
-            roles=_roles(role),
+            token=None if insecure else make_token((token_file or place / "token").absolute()),
+            roles=roles,
             cpus=cpus,
             gpus=gpus,
             object_store=object_store or OBJECT_STORE,
-            store=_store(redis, context),
+            store=store,
         )
     )
 
@@ -128,17 +129,18 @@ def worker(
             "no token file is given; copy the head's to this machine (mode 0600) and name it by "
             "--token-file or RAY_AUTH_TOKEN_PATH"
         )
-    token = check_token(token_file) if token_file and not insecure else None
-    own = own_address(address)
+    token = check_token(token_file.absolute()) if token_file and not insecure else None
+    own = check_ip(ip or own_address(address), os.environ)
+    roles = _roles(role)
     ports = node_ports(ports_from, metrics=metrics_port)
     _run(
         Node(
             joins=address,
-            ip=check_ip(ip or own, os.environ),
+            ip=own,
             ports=ports,
             folder=_place(folder, ports.of["node-manager"]),
             token=token,
-            roles=_roles(role),
+            roles=roles,
             cpus=cpus,
             gpus=gpus,
             object_store=object_store or OBJECT_STORE,
@@ -206,6 +208,7 @@ def _run(node: "Node") -> None:
 def _show(node: "Node") -> None:
     """What somebody in another shell, or on another machine, needs to know."""
     entry = f"RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={node.token} " if node.token else ""
+    shown = f"--token-file {node.token}" if node.token else "--insecure-without-token"
     if not node.is_head:
         typer.echo(f"joined: {node.address} as {node.ip}")
         return
@@ -215,6 +218,6 @@ def _show(node: "Node") -> None:
         f"token:     {node.token or 'none: everybody may come in'}\n"
         f"use it:    {entry}m3pc resume RUN --address {node.address}\n"
         f"submit:    {entry}m3pc submit --address {node.dashboard} -- finetune ...\n"
-        f"join it:   m3pc node worker --address {node.address} --token-file {node.token}"
+        f"join it:   m3pc node worker --address {node.address} {shown}"
         f"{' --ports-from 21000' if node.ip == '127.0.0.1' else ''}"
     )

@@ -83,7 +83,7 @@ def fetch(entry: Entry, folder: Path, on_progress: Progress) -> Path:
     part = path.with_suffix(".part")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with part.open("ab", opener=_without_links) as file:
+        with open(part, "ab", opener=_without_links) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another process may be at it
             _continue(entry, file, on_progress)
     except BlockingIOError:

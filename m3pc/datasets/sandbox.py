@@ -15,10 +15,9 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import IO, Any
 
-import m3pc
+from m3pc.children import python_path
 from m3pc.types import InputError
 
 LONGEST = 1 << 16  # characters of a line from the child, and of its errors
@@ -124,10 +123,8 @@ def _printable(text: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    root = str(Path(m3pc.__file__).parent.parent)
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": python_path(),
         "ARROW_DEFAULT_MEMORY_POOL": "system",  # obeys the address-space limit
         "HDF5_PLUGIN_PRELOAD": "::",  # never load a filter from elsewhere
         "HDF5_USE_FILE_LOCKING": "FALSE",  # read-only folders cannot be locked

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from typing import Any, Protocol
 
-import m3pc
+from m3pc.children import python_path
 from m3pc.config import Config
 from m3pc.settings import flatten
 from m3pc.types import InputError
@@ -193,7 +193,7 @@ class Outside:
         """In a session of its own: Ctrl-C is for the run, and nothing can ask at the terminal."""
         with self._log.open("wb") as said:
             process = subprocess.Popen(
-                [sys.executable, "-m", "m3pc.run.tracker_process"],
+                [sys.executable, "-P", "-m", "m3pc.run.tracker_process"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,
@@ -209,6 +209,4 @@ class Outside:
 
 
 def _environment() -> dict[str, str]:
-    root = str(Path(m3pc.__file__).parent.parent)
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return ENVIRONMENT | os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    return ENVIRONMENT | os.environ | {"PYTHONPATH": python_path()}

@@ -83,9 +83,7 @@ class Jobs:
         job: str = "",
     ) -> str:
         """Its id. `code` is the folder that is sent along; without it the cluster has its own."""
-        name = job or f"{words[0]}-{secrets.token_hex(4)}"
-        if not JOB_ID.fullmatch(name):
-            raise InputError(f"a job's id is {name!r}; give letters, digits, and . _ - inside")
+        name = _checked(job or f"{words[0]}-{secrets.token_hex(4)}")
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), **environment}
         surroundings: dict[str, Any] = {"env_vars": variables}
         if code is not None:
@@ -98,7 +96,7 @@ class Jobs:
 
     def find(self, job: str) -> Job:
         with self._explained():
-            return _job(self._client.get_job_info(job))
+            return _job(self._client.get_job_info(_checked(job)))
 
     def all(self) -> list[Job]:
         """The newest first."""
@@ -110,17 +108,17 @@ class Jobs:
     def stop(self, job: str) -> bool:
         """Whether it ran. It is told, not waited for."""
         with self._explained():
-            return bool(self._client.stop_job(job))
+            return bool(self._client.stop_job(_checked(job)))
 
     def log(self, job: str) -> str:
         with self._explained():
-            return str(self._client.get_job_logs(job))
+            return str(self._client.get_job_logs(_checked(job)))
 
     def follow(self, job: str, show: Callable[[str], None]) -> Job:
         """Show what it prints until it ends."""
 
         async def tail() -> None:
-            async for text in self._client.tail_job_logs(job):
+            async for text in self._client.tail_job_logs(_checked(job)):
                 show(text)
 
         with self._explained():
@@ -159,6 +157,13 @@ def variables(given: Sequence[str]) -> dict[str, str]:
             raise InputError(f"--env names {name}, which is not set here; set it or give a value")
         found[name] = value if equals else os.environ[name]
     return found
+
+
+def _checked(job: str) -> str:
+    """Ids are parts of URLs and of file names."""
+    if not JOB_ID.fullmatch(job):
+        raise InputError(f"a job's id is {job!r}; give letters, digits, and . _ - inside")
+    return job
 
 
 def _job(found: Any) -> Job:

@@ -14,6 +14,8 @@ from typing import Any, cast
 
 import ray
 
+from m3pc.files import replace_file
+
 FOLDER = "targets"  # in the run's folder, where no other is given
 EVERY = 10.0  # seconds between two looks at Ray's nodes
 STOP_SECONDS = 5.0
@@ -74,6 +76,4 @@ class Targets:
 
 def _write(path: Path, addresses: Sequence[str], **labels: str) -> None:
     """Whole or not at all: Prometheus may read at any moment."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_text(json.dumps([{"targets": list(addresses), "labels": labels}]))
-    aside.replace(path)
+    replace_file(path, json.dumps([{"targets": list(addresses), "labels": labels}]).encode())

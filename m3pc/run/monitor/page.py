@@ -122,7 +122,9 @@ class Page:
             if query.instant:
                 series = self._source.instant(made.expression, span.end)
             else:
-                series = self._source.range(made.expression, span.start, span.end, step)
+                count = int((span.end - span.start) / step)  # the last point is at the end
+                start = span.end - count * step
+                series = self._source.range(made.expression, start, span.end, step)
         except InputError as error:
             return Answer(query=query, problem=str(error))
         return Answer(query=query, series=[each for each in series if each.points])
