@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from m3pc.run.cluster.ray_node import connected, prepare
+from m3pc.run.nodes.connection import connected, prepare
 
 prepare(None)  # before anything loads Ray
 

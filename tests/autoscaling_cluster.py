@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from m3pc.run.cluster.ray_node import LOOPBACK, LOOPBACK_ONLY
+from m3pc.run.nodes.connection import LOOPBACK, LOOPBACK_ONLY
 from tests.ray_nodes import Nodes, nodes
 from tests.redis_server import free_port
 from tests.shared_data import ROOT

@@ -66,7 +66,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RedisSer
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One Ray for all tests, with logical GPUs. Whoever makes an actor kills it."""
-    from m3pc.run.cluster.ray_node import connected
+    from m3pc.run.nodes.connection import connected
 
     with connected(namespace="tests", cpus=8, gpus=2):
         yield

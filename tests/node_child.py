@@ -10,10 +10,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from m3pc.run.cluster import node_watch
-from m3pc.run.cluster.gcs import GcsStore
-from m3pc.run.cluster.node import Node
-from m3pc.run.cluster.ports import node_ports
+from m3pc.run.nodes import watch as node_watch
+from m3pc.run.nodes.gcs import GcsStore
+from m3pc.run.nodes.node import Node
+from m3pc.run.nodes.ports import node_ports
 
 SCRIPT = 'for name in "$@"; do (setsid "$name" 600 &); done; date >> "$STARTS"'
 

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from m3pc.run.cluster.ports import CLIENTS, NodePorts, node_ports
-from m3pc.run.cluster.processes import descendants, marked, name, send
-from m3pc.run.cluster.ray_node import LOOPBACK, LOOPBACK_ONLY, SETTINGS
+from m3pc.run.nodes.connection import LOOPBACK, LOOPBACK_ONLY, SETTINGS
+from m3pc.run.nodes.ports import CLIENTS, NodePorts, node_ports
+from m3pc.run.nodes.processes import descendants, marked, name, send
 from m3pc.types import InputError
 from tests.online_job import alive
 from tests.redis_server import free_port
@@ -43,7 +43,7 @@ class Nodes:
         before = self._processes()
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "m3pc.run.cluster.ray_start", *where),
+                *(sys.executable, "-m", "m3pc.run.nodes.ray_start", *where),
                 *(f"--node-ip-address={LOOPBACK}", f"--num-cpus={cpus}", f"--num-gpus={gpus}"),
                 *("--object-store-memory=100000000", "--disable-usage-stats", *more),
             ],

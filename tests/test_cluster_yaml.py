@@ -18,8 +18,8 @@ import yaml
 from ray.autoscaler._private import command_runner
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from m3pc.run.cluster.ports import PORTS, node_ports
-from m3pc.run.cluster.ray_node import SETTINGS
+from m3pc.run.nodes.connection import SETTINGS
+from m3pc.run.nodes.ports import PORTS, node_ports
 from tests.deploy_files import DELETED, ROOT, changed, cluster_findings, load, options
 
 TEXT = (ROOT / "cluster.yaml").read_text()

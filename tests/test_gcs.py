@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from m3pc.run.cluster.gcs import GcsStore, gcs_store, remember
+from m3pc.run.nodes.gcs import GcsStore, gcs_store, remember
 from m3pc.types import InputError
 from tests.ray_nodes import refused_node
 from tests.redis_server import ADMIN, ADMIN_PASSWORD, RedisServer, free_port

@@ -4,9 +4,11 @@ or name code. The finite, the right shapes and pickles are tested there."""
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from m3pc import checkpoint
 from m3pc.checkpoint import LATEST, TRAINING, WEIGHTS
+from m3pc.cli import app
 from m3pc.run.evaluate import Order, matches
 from m3pc.types import InputError
 from tests.small_checkpoint import add, put, refusal, with_metadata, write_one
@@ -66,4 +68,7 @@ def test_no_module_that_a_checkpoint_names_is_loaded(
     with_metadata(one, put("env", f"{MODULE}:Pendulum-v1"))
     with pytest.raises(InputError, match="whose module would be run"):
         matches(Order(path=one, env_id=None, episodes=1, seed=0), ["q"])
+    done = CliRunner().invoke(app, ["finetune", str(one), "--data", "shipped:hopper-medium-replay"])
+    assert isinstance(done.exception, InputError)
+    assert "whose module would be run" in str(done.exception)
     assert not marker.exists()

@@ -4,14 +4,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray._private.runtime_env.packaging import create_package
 
-from m3pc.run.cluster.jobs import Jobs, entrypoint, variables
+from m3pc.run.cluster.jobs import LEFT_OUT, Jobs, entrypoint, variables
 from m3pc.types import InputError
 from tests.redis_server import free_port
+from tests.shared_data import ROOT
 
 
 def run(line: str, folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -41,7 +44,7 @@ def test_it_runs_where_it_was_told_with_the_code_that_was_sent(tmp_path: Path) -
     where, code, words = done.stdout.split("\n", 2)
     assert done.returncode == 0, done.stderr
     assert (where, code) == (str(there), str(tmp_path))
-    assert words.split("\0")[:-1] == ["-m", "m3pc", "evaluate", "runs/x"]
+    assert words.split("\0")[:-1] == ["-P", "-m", "m3pc", "evaluate", "runs/x"]
 
 
 def test_a_folder_that_the_head_does_not_see_is_told(tmp_path: Path) -> None:
@@ -72,11 +75,21 @@ def test_a_run_joins_the_cluster_that_it_is_sent_to(words: list[str], joins: boo
 )
 def test_no_word_means_anything_to_the_shell(words: list[str]) -> None:
     line = entrypoint(["replay", *words], Path("/"))
-    told = line.rpartition("exec python ")[2]
+    told = line.rpartition("exec python -P ")[2]
     done = subprocess.run(
         ["sh", "-c", f"printf '%s\\0' {told}"], capture_output=True, timeout=30, check=True
     )
     assert done.stdout.decode().split("\0")[:-1] == ["-m", "m3pc", "replay", *words]
+
+
+def test_the_code_is_sent_along_and_nothing_that_is_large(tmp_path: Path) -> None:
+    """As Ray packs it; a package of nothing would not be noticed where m3pc is installed."""
+    create_package(str(ROOT), tmp_path / "sent.zip", excludes=LEFT_OUT, include_gitignore=True)
+    with ZipFile(tmp_path / "sent.zip") as sent:
+        names = set(sent.namelist())
+        assert sum(info.file_size for info in sent.infolist()) < 20 << 20
+    assert {"m3pc/__main__.py", "replay/store.py", "learner/sac.py", "pyproject.toml"} <= names
+    assert not [name for name in names if name.startswith((".git/", ".venv/", "tests/", "runs/"))]
 
 
 def test_variables_are_given_or_taken_from_here(monkeypatch: pytest.MonkeyPatch) -> None:

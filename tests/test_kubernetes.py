@@ -12,8 +12,8 @@ import ray
 import yaml
 
 import m3pc
-from m3pc.run.cluster.ports import node_ports
-from m3pc.run.cluster.ray_node import SETTINGS
+from m3pc.run.nodes.connection import SETTINGS
+from m3pc.run.nodes.ports import node_ports
 from tests.deploy_files import DELETED, ROOT, changed, kubernetes_findings, load, load_all
 
 VERSION = "1.31"

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from m3pc.run.cluster.gcs import GcsStore
-from m3pc.run.cluster.node import (
+from m3pc.run.nodes.gcs import GcsStore
+from m3pc.run.nodes.node import (
     LONGEST_FOLDER,
     MARK,
     Node,
@@ -23,8 +23,8 @@ from m3pc.run.cluster.node import (
     default_folder,
     own_address,
 )
-from m3pc.run.cluster.ports import node_ports
-from m3pc.run.cluster.processes import command_of, descendants, marked, name, send
+from m3pc.run.nodes.ports import node_ports
+from m3pc.run.nodes.processes import command_of, descendants, marked, name, send
 from m3pc.types import InputError
 from tests.online_job import alive
 from tests.ray_nodes import bare_environment, free_ports

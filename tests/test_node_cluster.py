@@ -19,8 +19,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from m3pc.run.cluster.ports import CLIENTS, PORTS, NodePorts
-from m3pc.run.cluster.processes import command_of
+from m3pc.run.cluster.control import told
+from m3pc.run.nodes.ports import CLIENTS, PORTS, NodePorts
+from m3pc.run.nodes.processes import command_of
+from m3pc.run.online.audit import audit
 from tests.online_job import job
 from tests.ray_nodes import (
     NodeCommand,
@@ -55,6 +57,10 @@ class Head:
         return f"127.0.0.1:{self.ports.of['gcs']}"
 
     @property
+    def dashboard(self) -> str:
+        return f"http://127.0.0.1:{self.ports.of['dashboard']}"
+
+    @property
     def token(self) -> Path:
         return self.command.folder / "token"
 
@@ -65,7 +71,7 @@ class Head:
     def submit(self, entrypoint: str, token: str | None) -> int:
         """A job, by HTTP: the status."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.ports.of['dashboard']}/api/jobs/",
+            f"{self.dashboard}/api/jobs/",
             data=json.dumps({"entrypoint": entrypoint}).encode(),
             headers={"Content-Type": "application/json"}
             | ({"Authorization": f"Bearer {token}"} if token else {}),
@@ -81,7 +87,7 @@ class Head:
         """What a driver prints last; empty if it failed."""
         connect = (
             "import os, sys, json\n"
-            "from m3pc.run.cluster.ray_node import connected\n"
+            "from m3pc.run.nodes.connection import connected\n"
             "with connected(sys.argv[1], namespace='n'):\n"
             "    import ray\n"
             "    exec(sys.argv[2])\n"
@@ -182,6 +188,58 @@ def test_no_secret_is_in_a_command_line_or_in_a_log(head: Head) -> None:
         assert secret not in head.command.output
         holders = [path for path in files if secret.encode() in path.read_bytes()]
         assert holders == ([head.token] if secret == secrets[0] else [])
+
+
+def m3pc(head: Head, *words: object) -> "subprocess.CompletedProcess[str]":
+    """A command in a shell that has the token."""
+    return subprocess.run(
+        [sys.executable, "-m", "m3pc", *map(str, words)],
+        cwd=ROOT,
+        env={**bare_environment(), **head.entry, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_a_job_finetunes_and_finishes(head: Head, tmp_path: Path) -> None:
+    run, cluster = tmp_path / "run", ("--address", head.dashboard)
+    new_run(run, **FLEET | {"online__steps": 200, "fleet__actors": 1})
+    words = ("--in", tmp_path, "--env", f"PYTHONPATH={ROOT}", "--id", "one")  # for the point
+    done = m3pc(head, "submit", *cluster, *words, "--", "resume", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "finished" in done.stdout
+    assert "job: one  succeeded" in done.stderr
+    assert audit(run).acknowledged > 0 and audit(run).sound
+    assert told(run)["reason"] == "finished"
+    listed = m3pc(head, "jobs", "list", *cluster).stdout
+    assert "SUCCEEDED" in listed and "resume run" in listed
+    assert "finished" in m3pc(head, "jobs", "logs", "one", *cluster).stdout
+    failed = m3pc(head, "submit", *cluster, "--in", tmp_path, "--", "resume", "absent")
+    assert failed.returncode == 2, failed.stdout + failed.stderr
+    assert "error:" in failed.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_job_is_stopped_in_order_and_its_run_goes_on(head: Head, tmp_path: Path) -> None:
+    run, cluster = tmp_path / "run", ("--address", head.dashboard)
+    new_run(run, **FLEET | {"fleet__actors": 1})
+    words = ("--in", tmp_path, "--env", f"PYTHONPATH={ROOT}", "--id", "two", "--no-follow")
+    assert m3pc(head, "submit", *cluster, *words, "--", "resume", "run").returncode == 0
+    assert eventually(lambda: told(run).get("steps", 0) > 100, 180)
+    stopped = m3pc(head, "jobs", "stop", "two", *cluster)
+    assert (stopped.returncode, stopped.stdout) == (0, "job: two  stopped\n"), stopped.stderr
+    assert told(run)["reason"] == "stopped" and not told(run)["driven"]
+    assert audit(run).sound
+    before = told(run)["steps"]
+    with job(run, "--address", head.address, **bare_environment() | head.entry) as work:
+        work.until(lambda: work.steps > before)
+        work.stop()
 
 
 @pytest.mark.ray

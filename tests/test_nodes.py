@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from m3pc.run.cluster.ray_node import LOOPBACK
+from m3pc.run.nodes.connection import LOOPBACK
 from tests.online_job import job
 from tests.ray_nodes import nodes
 from tests.redis_server import free_port

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from m3pc.run.cluster.ports import CLIENTS, PORTS, WORKERS, node_ports, ports_table
+from m3pc.run.nodes.ports import CLIENTS, PORTS, WORKERS, node_ports, ports_table
 from m3pc.types import InputError
 from tests.redis_server import free_port
 

@@ -17,7 +17,7 @@ from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from m3pc.coordinator import connect
-from m3pc.run.cluster.gcs import gcs_store, remember
+from m3pc.run.nodes.gcs import gcs_store, remember
 from tests.coordinators import pointer
 from tests.redis_server import COMMANDS, MISSING, free_port
 from tests.shared_data import ROOT

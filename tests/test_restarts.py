@@ -1,6 +1,6 @@
 """How long a process that keeps ending is waited for."""
 
-from m3pc.run.cluster.restarts import Restarts
+from m3pc.run.restarts import Restarts
 
 
 def test_the_first_end_is_made_good_at_once_and_later_ones_after_growing_pauses() -> None:

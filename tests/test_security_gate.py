@@ -50,7 +50,6 @@ MODULE_LOADERS = ("import_module", "importlib.import_module")
 
 EXCEPTIONS = {
     ("m3pc/datasets/sandbox.py", "importlib.import_module"): "its caller's name, never a file's",
-    ("m3pc/run/cluster/node.py", "python without -P"): "starts where its user is",
     ("benchmarks/live_system.py", "multiprocessing.connection"): "pipes between its own processes",
     ("docker/rehearse.py", "python without -P"): "asks pip for its settings, in this repository",
 }

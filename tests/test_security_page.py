@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from m3pc.run.cluster.ports import ports_table
+from m3pc.run.nodes.ports import ports_table
 from tests.shared_data import ROOT
 
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")

@@ -6,9 +6,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from m3pc.run.cluster.node import INSECURE
-from m3pc.run.cluster.ray_node import prepare
-from m3pc.run.cluster.token_file import check_token, make_token, private_folder
+from m3pc.run.nodes.connection import prepare
+from m3pc.run.nodes.node import INSECURE
+from m3pc.run.nodes.token_file import check_token, make_token, private_folder
 from m3pc.types import InputError
 from tests.ray_nodes import refused_node
 

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from m3pc.run.cluster.processes import name
-from m3pc.run.cluster.ray_node import LOOPBACK_ONLY
+from m3pc.run.nodes.connection import LOOPBACK_ONLY
+from m3pc.run.nodes.processes import name
 from tests.autoscaling_cluster import Watch
 from tests.online_job import ONE_THREAD, Job
 from tests.ray_nodes import START_SECONDS, Nodes, nodes

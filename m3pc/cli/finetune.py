@@ -120,7 +120,7 @@ def _go_on(
         typer.echo(f"run: {run}  steps: {done.steps:,}  weights: {done.weights.digest[:16]}")
         return
     from m3pc.cli.live import live
-    from m3pc.run.cluster.ray_node import prepare
+    from m3pc.run.nodes.connection import prepare
 
     prepare(address)
     from m3pc.run.cluster.driver import run_cluster

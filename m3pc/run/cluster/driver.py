@@ -33,10 +33,10 @@ from m3pc.run.cluster.fleet import Fleet
 from m3pc.run.cluster.gauges import gauges, missing
 from m3pc.run.cluster.learning import LearnerReport
 from m3pc.run.cluster.place import NAMESPACE, Place
-from m3pc.run.cluster.ray_node import connected
 from m3pc.run.cluster.scraped import Scraped, TellMetrics, told_metrics
 from m3pc.run.cluster.status import Rate, describe, log_line
 from m3pc.run.lock import locked
+from m3pc.run.nodes.connection import connected
 from m3pc.run.online.floor import WEIGHTS
 from m3pc.run.online.results import save_pictures
 from m3pc.run.online.run import OnlineRun, open_run
@@ -87,12 +87,13 @@ def run_cluster(
     track: str = "",
 ) -> Outcome:
     """Drive a run until it has its steps, is told to stop, or cannot go on."""
+    path = path.resolve()  # processes elsewhere start in other folders
     with locked(path):
         run = open_run(path)
         if _finished(run):
             return Outcome(code=OK, reason="finished", steps=told(path)["steps"])
         place = Place(
-            run=path.resolve(),
+            run=path,
             id=run.facts.id,
             coordinator=coordinator,
             roles=run.config.fleet.roles and address is not None,

@@ -35,8 +35,9 @@ def gauges(driver: "Driver") -> Snapshot:
     fleet, config = driver.fleet, driver.run.config
     found: dict[str, dict[str, list[float]]] = {}
 
-    def put(metric: Metric, values: Mapping[str, float]) -> None:
-        known = {label: [value] for label, value in values.items() if not math.isnan(value)}
+    def put(metric: Metric, values: Mapping[str, float | None]) -> None:
+        """What is no number, None where it was read from a file, is not told."""
+        known = {label: [x] for label, x in values.items() if x is not None and not math.isnan(x)}
         if known:
             found[metric.name] = known
 

@@ -1,6 +1,7 @@
 """Commands of m3pc as jobs of a Ray cluster, which runs them while nobody watches."""
 
 import asyncio
+import logging
 import os
 import re
 import secrets
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from m3pc.run.cluster.token_file import MODE, PATH
+from m3pc.run.nodes.token_file import MODE, PATH
 from m3pc.types import InputError
 
 ADDRESS = "http://127.0.0.1:8265"
@@ -21,7 +22,7 @@ STOP_SECONDS = 90
 JOB_ID = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 # Not sent along with the code; what .gitignore names is not, either.
-LEFT_OUT = [".git", ".venv", "runs", "data", "tests", "docs", "**/__pycache__"]
+LEFT_OUT = [".git", ".venv", "/runs", "/data", "/tests", "/docs"]
 ON_A_CLUSTER = ("finetune", "resume")  # commands that join it, unless they say what to join
 
 
@@ -52,7 +53,7 @@ def entrypoint(words: Sequence[str], folder: Path) -> str:
     return (
         'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"; '
         f"cd {where} || {{ echo {shlex.quote(absent)} >&2; exit 2; }}; "
-        f"exec python -m m3pc {shlex.join(command)}"
+        f"exec python -P -m m3pc {shlex.join(command)}"
     )
 
 
@@ -69,6 +70,8 @@ class Jobs:
             os.environ.setdefault(MODE, "token")
         from ray.job_submission import JobSubmissionClient
 
+        for name in ("", ".dashboard.modules.dashboard_sdk", ".dashboard.modules.job.sdk"):
+            logging.getLogger(f"ray{name}").setLevel(logging.ERROR)  # they tell what they send
         self._address = address
         with self._explained():
             self._client = cast(Any, JobSubmissionClient)(address)
@@ -170,7 +173,7 @@ def _job(found: Any) -> Job:
     return Job(
         id=found.submission_id,
         status=str(getattr(found.status, "value", found.status)),
-        command=found.entrypoint.rpartition("exec python -m ")[2],
+        command=found.entrypoint.rpartition("exec python -P -m ")[2],
         message=found.message or "",
         code=found.driver_exit_code,
     )

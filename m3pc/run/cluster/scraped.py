@@ -11,7 +11,7 @@ import ray
 from m3pc import __version__
 from m3pc.exporter import LOOPBACK, Exporter
 from m3pc.run.cluster.targets import FOLDER, Targets
-from m3pc.run.cluster.token_file import check_token
+from m3pc.run.nodes.token_file import check_token
 from m3pc.telemetry import Snapshot
 from m3pc.types import InputError
 

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from m3pc.run.cluster.restarts import Restarts
+from m3pc.run.restarts import Restarts
 
 ASK_EVERY = 1.0  # seconds
 START_SECONDS = 600.0  # for a first answer; a cluster may have to grow before

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from m3pc.run.cluster import processes
-from m3pc.run.cluster.gcs import remember
-from m3pc.run.cluster.node import MARK, RAY, Node
-from m3pc.run.cluster.restarts import Restarts
 from m3pc.run.lock import locked
+from m3pc.run.nodes import processes
+from m3pc.run.nodes.gcs import remember
+from m3pc.run.nodes.node import MARK, RAY, Node
+from m3pc.run.restarts import Restarts
 from m3pc.types import InputError
 
 OK, LOST, LATE = 0, 69, 143  # exit codes

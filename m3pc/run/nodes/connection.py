@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from m3pc.run.cluster.token_file import MODE, PATH, TOKEN, make_token, require_token_mode
+from m3pc.run.nodes.token_file import MODE, PATH, TOKEN, make_token, require_token_mode
 from m3pc.types import InputError
 
 # The only address with which Ray listens on loopback alone: it takes any other, 127.0.0.2 too, for

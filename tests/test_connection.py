@@ -8,8 +8,8 @@ from urllib.request import urlopen
 import pytest
 import ray
 
-from m3pc.run.cluster.processes import descendants
-from m3pc.run.cluster.ray_node import connected
+from m3pc.run.nodes.connection import connected
+from m3pc.run.nodes.processes import descendants
 from m3pc.types import InputError
 from tests.ray_nodes import listeners
 from tests.waiting import eventually

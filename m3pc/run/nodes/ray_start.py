@@ -17,7 +17,7 @@ from typing import Any
 from ray._private import ray_constants, services
 from ray.scripts.scripts import start
 
-from m3pc.run.cluster.gcs import PASSWORD
+from m3pc.run.nodes.gcs import PASSWORD
 
 FLAG = "redis_password"  # of gcs_server, whose flags may come from variables FLAGS_...
 

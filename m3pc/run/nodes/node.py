@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from m3pc.run.cluster.gcs import PASSWORD, VARIABLE, GcsStore
-from m3pc.run.cluster.ports import LOCALHOST, NodePorts
-from m3pc.run.cluster.ray_node import LOOPBACK_ONLY, OBJECT_STORE, SETTINGS
-from m3pc.run.cluster.token_file import MODE, PATH, TOKEN, require_token_mode
+from m3pc.children import python_path
+from m3pc.run.nodes.connection import LOOPBACK_ONLY, OBJECT_STORE, SETTINGS
+from m3pc.run.nodes.gcs import PASSWORD, VARIABLE, GcsStore
+from m3pc.run.nodes.ports import LOCALHOST, NodePorts
+from m3pc.run.nodes.token_file import MODE, PATH, TOKEN, require_token_mode
 from m3pc.types import InputError
 
 ROLES = ("actor", "planner", "learner")
@@ -57,7 +58,7 @@ class Node:
         counts = {"--num-cpus": self.cpus, "--num-gpus": self.gpus}
         offered = {f"m3pc_{role}": ROOM for role in self.roles}
         return [
-            *(sys.executable, "-m", "m3pc.run.cluster.ray_start"),
+            *(sys.executable, "-P", "-m", "m3pc.run.nodes.ray_start"),
             *(["--head", f"--dashboard-host={LOCALHOST}"] if self.is_head else []),
             *([] if self.is_head else [f"--address={self.joins}"]),
             *(f"--node-ip-address={self.ip}", f"--temp-dir={self.folder / RAY}"),
@@ -69,10 +70,13 @@ class Node:
         ]
 
     def environment(self, outside: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What is set outside stays, but for all that says who may come in and where Redis is."""
+        """What is set outside stays, but for all that says who may come in and where Redis is. A
+        job's `python` is this one."""
         found = {**SETTINGS, **(os.environ if outside is None else outside)}
         for name in (MODE, TOKEN, PATH, PASSWORD, VARIABLE, "RAY_REDIS_ADDRESS", "RAY_ADDRESS"):
             found.pop(name, None)
+        path = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", os.defpath)])
+        found |= {"PATH": path, "PYTHONPATH": python_path(found)}
         entry = {MODE: "token", PATH: str(self.token)} if self.token else {MODE: "disabled"}
         found |= {**entry, **self.ports.environment(), MARK: str(self.folder)}
         if self.ip == LOCALHOST:

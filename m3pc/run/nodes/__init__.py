@@ -1,0 +1,1 @@
+"""Ray itself: nodes that we start, and connections to clusters."""
