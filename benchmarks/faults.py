@@ -69,24 +69,19 @@ def main() -> None:
         found = measure(run, given.rounds, given.actors)
         checked = audit(run)
     show(found)
-    lost, doubled = len(checked.lost), len(checked.duplicated)
-    print(
-        f"\n{checked.acknowledged} episodes were acknowledged and {checked.stored} are stored: "
-        f"{lost} lost, {doubled} duplicated, {len(checked.changed)} changed, "
-        f"{len(checked.gaps)} missing between two"
-    )
+    print(f"\n{checked}")
     if given.json:
-        given.json.write_text(json.dumps({"faults": found, "lost": lost, "duplicated": doubled}))
+        given.json.write_text(json.dumps({"faults": found, "audit": str(checked)}))
     sys.exit(0 if checked.sound else 1)
 
 
-def make_run(folder: Path, actors: int) -> Path:
-    """A run that has not begun."""
+def make_run(folder: Path, actors: int, *more: str) -> Path:
+    """A run that has not begun; `more` are settings."""
     data = open_store(DATA)
     pretrain.start(data, resolve(preset="small", sets=PRETRAINING), folder / "pre")
     pretrain.resume(folder / "pre", lambda numbers: None)
     source = checkpoint.read(folder / "pre")
-    config = override(source.weights.config, [*SETTINGS, f"fleet.actors={actors}"])
+    config = override(source.weights.config, [*SETTINGS, f"fleet.actors={actors}", *more])
     start_online(source, data, "d4rl/Hopper-v2", config, folder / "run")
     return folder / "run"
 

@@ -61,23 +61,16 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     settings = {GRPC: given.grpc_timeout} if given.grpc_timeout else {}
     with tempfile.TemporaryDirectory() as name, two_hosts(**settings) as hosts:
-        run = make_run(Path(name), given.actors)
-        config = run / "config.yaml"
-        config.write_text(config.read_text().replace("roles: false", "roles: true"))
+        run = make_run(Path(name), given.actors, "fleet.roles=true")
         hosts.start("head", cpus=2, roles=("learner", "planner"))
         hosts.start("worker", cpus=given.actors, roles=("actor",))
         found = measure(run, hosts, given.seconds, given.rounds, given.actors)
         fenced = {event: hosts.logged(event) for event in FENCED}
         checked = audit(run)
     show(found)
-    lost, doubled = len(checked.lost), len(checked.duplicated)
-    print(
-        f"\n{checked.acknowledged} episodes were acknowledged and {checked.stored} are stored: "
-        f"{lost} lost, {doubled} duplicated, {len(checked.changed)} changed, "
-        f"{len(checked.gaps)} missing between two; {fenced}"
-    )
+    print(f"\n{checked}; {fenced}")
     if given.json:
-        given.json.write_text(json.dumps({"cuts": found, "lost": lost, "duplicated": doubled}))
+        given.json.write_text(json.dumps({"cuts": found, "audit": str(checked)}))
     sys.exit(0 if checked.sound else 1)
 
 

@@ -86,5 +86,7 @@ def _folder(run: Path) -> Path:
 
 
 def _targets(run: Path) -> Path:
+    from m3pc.run.cluster.targets import FOLDER
+
     given = os.environ.get("M3PC_TARGETS")
-    return Path(given) if given else run / "targets"
+    return Path(given) if given else run / FOLDER

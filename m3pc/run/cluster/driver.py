@@ -11,7 +11,6 @@ goes on with it.
 
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +40,7 @@ from m3pc.run.online.floor import WEIGHTS
 from m3pc.run.online.results import save_pictures
 from m3pc.run.online.run import OnlineRun, open_run
 from m3pc.run.runlog import RunLog
+from m3pc.run.signals import handled
 from m3pc.run.trackers import Tracker, tracker
 from m3pc.telemetry import merged
 from m3pc.types import Coordinator, CoordinatorUnavailableError, DivergedError, InputError
@@ -178,7 +178,7 @@ class Driver:
 
     def drive(self) -> Outcome:
         runlog = RunLog(self.run.path, done=10**12, unit="step", vital=False, tracker=self._tracker)
-        with _signals(self._signalled), runlog:
+        with handled(self._signalled), runlog:
             try:
                 while self.phase != "ended":
                     self.turn(self._clock(), runlog)
@@ -383,16 +383,6 @@ def _called(handle: Any, method: str, arguments: tuple[Any, ...]) -> bool:
         else:
             return answer is not False
     return False
-
-
-@contextmanager
-def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
 
 
 @contextmanager

@@ -14,8 +14,7 @@ import socket
 import subprocess
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -25,6 +24,7 @@ from m3pc.run.nodes import processes
 from m3pc.run.nodes.gcs import remember
 from m3pc.run.nodes.node import MARK, RAY, Node
 from m3pc.run.restarts import Restarts
+from m3pc.run.signals import handled
 from m3pc.types import InputError
 
 OK, LOST, LATE = 0, 69, 143  # exit codes
@@ -84,7 +84,7 @@ class NodeWatch:
     def run(self) -> int:
         """Until a signal (0) or until the node is lost for good (69)."""
         processes.adopt_orphans()
-        with _signals(self._signalled):
+        with handled(self._signalled):
             try:
                 return self._head() if self._node.is_head else self._other()
             finally:
@@ -255,13 +255,3 @@ def _name(command: list[str]) -> str:
 def _last_lines(path: Path) -> str:
     lines = [line.strip() for line in path.read_text(errors="replace").splitlines()]
     return " | ".join([line for line in lines if line][-LAST_LINES:])[-2000:]
-
-
-@contextmanager
-def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {n: signal.signal(n, handler) for n in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -27,6 +27,13 @@ class Audit:
     def sound(self) -> bool:
         return not (self.lost or self.duplicated or self.changed or self.gaps)
 
+    def __str__(self) -> str:
+        return (
+            f"{self.acknowledged} episodes were acknowledged and {self.stored} are stored: "
+            f"{len(self.lost)} lost, {len(self.duplicated)} duplicated, "
+            f"{len(self.changed)} changed, {len(self.gaps)} missing between two"
+        )
+
 
 def audit(run: Path) -> Audit:
     """Of a run with fleet.receipts, while it runs or after it: receipts are read first."""
