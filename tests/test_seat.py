@@ -1,5 +1,7 @@
 """A process as its driver sees it: one that never starts, one that cannot."""
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any, cast
@@ -8,7 +10,7 @@ import pytest
 import ray
 
 from m3pc.run.cluster import seat as seats
-from m3pc.run.cluster.seat import Seat
+from m3pc.run.cluster.seat import RestartedSeat, Seat
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.ray
@@ -60,3 +62,20 @@ def test_a_report_is_known_to_be_as_old_as_its_question(seat: Seat) -> None:
     begin = time.monotonic()
     assert eventually(lambda: looked(seat).report)
     assert begin <= seat.as_of <= time.monotonic()
+
+
+def test_one_that_fell_silent_does_not_work_until_its_successor_answers(ray_cluster: None) -> None:
+    """Its node may be cut off, and there may never be another."""
+    make = cast(Any, Part).options(max_restarts=-1).remote
+    seat = RestartedSeat("part", lambda: make("works"), patience=2.0)
+    try:
+        assert eventually(lambda: looked(seat).works and seat.home)
+        assert seat.home is not None
+        before = seat.home.pid
+        os.kill(before, signal.SIGSTOP)
+        assert eventually(lambda: not looked(seat).works)
+        assert (seat.report, seat.state) == (None, "starting")
+        assert eventually(lambda: looked(seat).works and seat.home)
+        assert seat.home is not None and seat.home.pid != before
+    finally:
+        seat.end()

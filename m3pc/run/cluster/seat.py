@@ -158,10 +158,12 @@ class RestartedSeat(Seat):
             self.lost(now, reason_of(error))
 
     def silent(self, now: float) -> None:
-        """It was killed: Ray makes another."""
+        """It was killed: Ray makes another, if it finds a node for it. Nothing is known of that one
+        yet."""
         self.reason = f"no answer for {now - self._answered:.0f} s"
         log.warning("event=process-hung name=%s reason=%s", self.name, self.reason)
         self._pending, self._answered = None, now
+        self.report, self.state = None, "starting"
         self.moved()
 
     def moved(self) -> None:
