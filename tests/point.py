@@ -75,6 +75,14 @@ class GreedyPoint(Point):
         return super().step(action)
 
 
+class SlowPoint(Point):
+    """As slow as an arm: whoever plans for it mostly waits."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(0.05)
+        return super().step(action)
+
+
 class BrokenPoint(Point):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -82,7 +90,7 @@ class BrokenPoint(Point):
         raise RuntimeError("it never starts")
 
 
-for kind in (Point, UnrulyPoint, GreedyPoint, BrokenPoint):
+for kind in (Point, UnrulyPoint, GreedyPoint, SlowPoint, BrokenPoint):
     gymnasium.register(
         f"toy/{kind.__name__}-v0",
         entry_point=f"tests.point:{kind.__name__}",

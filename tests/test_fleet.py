@@ -382,10 +382,10 @@ def test_a_second_driver_is_refused(tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_a_learner_that_waits_gets_more_actors_and_no_more_than_allowed(tmp_path: Path) -> None:
-    """Few updates are owed, so the learner mostly waits; the planner has a core for itself."""
+    """Environments are slow and few updates are owed: learner and planner mostly wait."""
     run = tmp_path / "run"
     more = {"online__updates_per_step": 0.01, "fleet__actors": 1, "fleet__most_actors": 2}
-    new_run(run, **FLEET | more)
+    new_run(run, env="tests.point:toy/SlowPoint-v0", **FLEET | more)
     with job(run) as work:
         work.until_up(1)
         work.until(lambda: work.status.get("running") == 2)
