@@ -78,7 +78,7 @@ def finish(run: Path, steps: int, **environment: str) -> None:
         assert "finished" in work.output
 
 
-@pytest.fixture(params=["file", "redis"])
+@pytest.fixture(params=["file", pytest.param("redis", marks=pytest.mark.long)])
 def coordinator(request: pytest.FixtureRequest) -> dict[str, str]:
     """Where the processes meet."""
     if request.param == "file":
@@ -193,6 +193,7 @@ def test_the_loop_closes(tmp_path: Path) -> None:
     assert rows[-1]["step"] == int(store.lengths.sum())
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_updates_per_step_are_the_same_with_two_actors_and_with_eight(tmp_path: Path) -> None:
@@ -229,6 +230,7 @@ def test_an_actor_that_is_stopped_or_whose_environment_hangs_is_replaced(tmp_pat
     assert all(sum(slot == mine for slot, _ in lives) >= 2 for mine in (0, 1))
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_planner_that_stalls_is_waited_for_and_one_that_hangs_is_replaced(tmp_path: Path) -> None:
@@ -270,6 +272,7 @@ def duplicates(run: Path) -> float:
     return float(rows[-1].get("m3pc_replay_append_total/duplicate", 0)) if rows else 0.0
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_tenth_of_lost_replies_loses_and_doubles_nothing(tmp_path: Path) -> None:

@@ -262,6 +262,7 @@ def test_a_cluster_outlives_its_control_process(head: Head) -> None:
     assert head.submit("true", head.token.read_text()) == 200
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_node_whose_raylet_was_killed_comes_back(head: Head) -> None:
