@@ -1,5 +1,6 @@
 """Roll a policy out in one environment, one whole episode at a time."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import gymnasium
@@ -12,12 +13,75 @@ class Policy(Protocol):
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats: ...
 
 
+class Player(Policy, Protocol):
+    """A policy during one episode, which it may remember."""
+
+    def stops(self) -> bool:
+        """Whether it has played enough, though the environment would go on."""
+
+
+class Cast(Protocol):
+    """Who plays episodes 0, 1, 2, ... of a collection."""
+
+    @property
+    def round(self) -> int:
+        """Episodes that belong together: a collection ends after the last of them."""
+
+    def start(self, number: int) -> int:
+        """The number of the initial state; episodes with the same one begin alike."""
+
+    def player(self, number: int, rng: np.random.Generator) -> Player: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Solo:
+    """One policy plays all episodes, each from its own initial state to its end."""
+
+    policy: Policy
+    round: int = 1
+
+    def start(self, number: int) -> int:
+        return number
+
+    def player(self, number: int, rng: np.random.Generator) -> Player:
+        return self
+
+    def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
+        return self.policy.act(state, rng)
+
+    def stops(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Several policies that take turns, an episode each."""
+
+    policies: tuple[Policy, ...]
+    round: int = 1
+
+    def start(self, number: int) -> int:
+        return number
+
+    def player(self, number: int, rng: np.random.Generator) -> Player:
+        return Solo(self.policies[number % len(self.policies)])
+
+
 def episode_streams(seed: int, *numbers: int) -> tuple[int, np.random.Generator]:
     """The environment's reset seed and the policy's noise, from (run seed, episode) alone."""
     sequence = np.random.SeedSequence([seed, *numbers])
     reset_seed, noise_seed = sequence.spawn(2)
     # Gymnasium takes a non-negative Python integer; 31 bits are safe for every environment.
     return int(reset_seed.generate_state(1)[0] >> 1), np.random.default_rng(noise_seed)
+
+
+def play(
+    env: gymnasium.Env[Floats, Floats], cast: Cast, *, seed: int, number: int, version: int = -1
+) -> Episode:
+    """Episode `number` of a collection: it depends on that and on the collection's seed only."""
+    reset_seed, _ = episode_streams(seed, cast.start(number))
+    _, rng = episode_streams(seed, number)
+    return _episode(env, cast.player(number, rng), seed=reset_seed, rng=rng, version=version)
 
 
 def rollout(
@@ -29,12 +93,24 @@ def rollout(
     version: int = -1,
 ) -> Episode:
     """One episode from reset to its end. The policy sees the float32 states that are stored."""
+    return _episode(env, Solo(policy), seed=seed, rng=rng, version=version)
+
+
+def _episode(
+    env: gymnasium.Env[Floats, Floats],
+    player: Player,
+    *,
+    seed: int,
+    rng: np.random.Generator | None,
+    version: int,
+) -> Episode:
+    """An episode that its player stopped is one that was cut short: neither flag is set."""
     observation, _ = env.reset(seed=seed)
     states = [np.asarray(observation, dtype=np.float32)]
     actions, rewards = [], []
     terminated = truncated = False
-    while not (terminated or truncated):
-        action = policy.act(states[-1], rng)
+    while not (terminated or truncated or player.stops()):
+        action = player.act(states[-1], rng)
         observation, reward, terminated, truncated, _ = env.step(action)
         states.append(np.asarray(observation, dtype=np.float32))
         actions.append(action)

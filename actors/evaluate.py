@@ -15,12 +15,17 @@ from numpy.typing import NDArray
 
 from actors.fleet import Rollout
 from actors.rollout import episode_start, rollouts
+from m3pc.env_names import parted
 from m3pc.envs import engine, make, make_vector, normalised_score
+from m3pc.envs.hosts import Hosts
 from m3pc.envs.make import Vector
+from m3pc.manipulation import TASKS
 from m3pc.types import Decision, Floats, InputError, Integers, Planner
 
 Doubles = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 Report = Callable[[Mapping[str, Any]], None]
+QUANTILE = 1.959964  # 97.5 % of the standard normal distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,25 @@ class Evaluation:
         return None if zero is None or error is None else error - zero  # a score is linear
 
     @property
+    def successes(self) -> Flags | None:
+        """[K] whether the task was done; None where the environment has no such notion."""
+        if parted(self.env_id)[0] not in TASKS:
+            return None
+        done: Flags = self.returns > 0  # the only reward is 1, for success
+        return done
+
+    @property
+    def success_rate(self) -> float | None:
+        return None if self.successes is None else float(self.successes.mean())
+
+    @property
+    def success_interval(self) -> tuple[float, float] | None:
+        """95 % of the rate, by Wilson."""
+        if self.successes is None:
+            return None
+        return wilson(int(self.successes.sum()), len(self.successes))
+
+    @property
     def decisions_per_second(self) -> float:
         return self.decisions / self.seconds if self.seconds > 0 else math.nan
 
@@ -80,10 +104,20 @@ class Evaluation:
             "decisions_per_second": _plain(self.decisions_per_second),
             "returns": _plain(self.returns.tolist()),
             "lengths": self.lengths.tolist(),
+            **self._success(),
             "effective": _plain(self.effective.tolist()),
             "spread": _plain(self.spread.tolist()),
             "first_conditions": _plain(self.first_conditions.tolist()),
             "mean_conditions": _plain(self.mean_conditions.tolist()),
+        }
+
+    def _success(self) -> dict[str, Any]:
+        if self.successes is None:
+            return {}
+        return {
+            "success_rate": self.success_rate,
+            "success_interval": self.success_interval,
+            "successes": self.successes.tolist(),
         }
 
     @classmethod
@@ -101,6 +135,15 @@ class Evaluation:
         )
 
 
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate: within [0, 1], and sound for few trials."""
+    z2 = QUANTILE**2
+    centre = (successes + z2 / 2) / (trials + z2)
+    rate = successes / trials
+    half = QUANTILE * math.sqrt(rate * (1 - rate) * trials + z2 / 4) / (trials + z2)
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
 def evaluate(
     env_id: str,
     planner: Planner,
@@ -110,6 +153,7 @@ def evaluate(
     slots: int,
     window: int,
     horizon: int,
+    processes: int = 1,
     waypoints: Floats | None = None,
     on_progress: Report = lambda numbers: None,
     clock: Callable[[], float] = time.perf_counter,
@@ -117,13 +161,14 @@ def evaluate(
 ) -> Evaluation:
     """Play the episodes 0, 1, ... of `seed`, up to `slots` together. `kwargs` go to gymnasium.make.
 
-    If the planner answers row by row, the numbers do not depend on `slots`.
+    If the planner answers row by row, the numbers do not depend on `slots`; they never depend on
+    `processes`, over which the slots are shared out.
     """
     if episodes < 1:
         raise InputError(f"{episodes} episodes were asked for; give 1 or more")
     starts = (episode_start(seed, number) for number in range(episodes))
     tally, engine_name = _Tally(episodes, on_progress), _engine(env_id, **kwargs)
-    with closing(make_vector(env_id, min(slots, episodes), **kwargs)) as envs:
+    with closing(vector(env_id, min(slots, episodes), processes, **kwargs)) as envs:
         began = clock()
         for rollout in rollouts(
             envs,
@@ -185,6 +230,13 @@ class _Tally:
             decisions=self._decisions,
             seconds=seconds,
         )
+
+
+def vector(env_id: str, slots: int, processes: int, **kwargs: Any) -> Vector:
+    """Environments stepped together, shared out over processes where there are several."""
+    if processes > 1:
+        return Hosts(env_id, slots, processes=processes, **kwargs)
+    return make_vector(env_id, slots, **kwargs)
 
 
 def _engine(env_id: str, **kwargs: Any) -> str:

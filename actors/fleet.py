@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from m3pc.envs.make import Vector
 from m3pc.types import Decision, Episode, Floats, Window
-from m3pc.windows import Histories
+from m3pc.windows import Histories, Waypoints
 
 Start = tuple[int, int]  # seeds of an episode: the environment's reset, the planning
 Flags = NDArray[np.bool_]
@@ -127,7 +127,7 @@ class Fleet:
     """The environments, and the episodes that run in some of the slots; the others idle."""
 
     def __init__(
-        self, envs: Envs, *, window: int, horizon: int, waypoints: Floats | None = None
+        self, envs: Envs, *, window: int, horizon: int, waypoints: Waypoints | None = None
     ) -> None:
         self._envs, self._waypoints = envs, waypoints
         self._tapes: dict[int, _Tape] = {}

@@ -58,12 +58,14 @@ class Outbox:
         most: int = 32,
         most_bytes: int = MOST_BYTES,
         on_ack: Callable[[Receipt], None] = lambda receipt: None,
+        on_reject: Callable[[AppendKey, Ack], None] = lambda key, ack: None,
         rng: np.random.Generator | None = None,
         clock: Callable[[], float] = time.monotonic,
         pauses: tuple[float, float] = PAUSES,
     ) -> None:
         self._sink, self._slot, self._incarnation = sink, slot, incarnation
-        self._recorder, self._on_ack, self._clock = recorder, on_ack, clock
+        self._recorder, self._clock = recorder, clock
+        self._on_ack, self._on_reject = on_ack, on_reject
         self._most, self._most_bytes = most, most_bytes
         self._pauses, self._rng = pauses, rng or np.random.default_rng()
         self._held: deque[_Letter] = deque()  # the first `_acked` of them are acknowledged
@@ -156,6 +158,7 @@ class Outbox:
             self._advance()
         elif ack.status is Status.REJECTED:
             log.error("event=episode-rejected key=%s reason=%s", tuple(key), ack.reason)
+            self._on_reject(key, ack)
             self._advance()
         elif ack.status is Status.GAP:
             self._go_back(key, ack)

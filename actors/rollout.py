@@ -7,7 +7,8 @@ import numpy as np
 from actors.collect import episode_streams
 from actors.fleet import Fleet, Rollout, Start, Together
 from m3pc.envs.make import Vector, step_limit
-from m3pc.types import Decision, Floats, Planner
+from m3pc.types import Decision, Planner
+from m3pc.windows import Waypoints
 
 OnStep = Callable[[Vector, Decision], None]  # before any environment that ended is reset
 
@@ -28,7 +29,7 @@ def rollouts(
     window: int,
     horizon: int,
     explore: bool = False,
-    waypoints: Floats | None = None,
+    waypoints: Waypoints | None = None,
     on_step: OnStep = lambda envs, decision: None,
 ) -> Iterator[Rollout]:
     """Play one episode a start; each comes out when it ends, until the starts run out.

@@ -2,12 +2,13 @@
 
 import os
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
 from actors.fleet import Rollout
@@ -15,8 +16,10 @@ from actors.rollout import episode_start, rollouts
 from m3pc.envs import make_vector
 from m3pc.envs.make import Vector
 from m3pc.types import Decision, Floats, InputError, Planner
+from m3pc.windows import Waypoints
 
 Frame = NDArray[np.uint8]  # [height, width, 3]
+OnFrame = Callable[[int, Frame], None]  # after so many steps
 FRAMES_PER_SECOND = 30  # where an environment does not say
 ENCODER_SECONDS = 60  # to finish the file after the last frame
 
@@ -29,9 +32,10 @@ def record_video(
     seed: int,
     window: int,
     horizon: int,
-    waypoints: Floats | None = None,
+    waypoints: Waypoints | None = None,
     every: int = 4,
     size: tuple[int, int] = (320, 320),
+    on_frame: OnFrame = lambda steps, frame: None,
     **kwargs: Any,
 ) -> Rollout:
     """Play episode 0 of `seed`, as `evaluate` does, and film every so many steps of it.
@@ -41,7 +45,7 @@ def record_video(
     part = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(_filmed(env_id, size, kwargs)) as envs:
-        film = _Film(part, every)
+        film = _Film(part, every, on_frame)
         starts = [episode_start(seed, 0)]
         try:
             with closing(film):
@@ -60,11 +64,30 @@ def record_video(
     return rollout
 
 
+def poses(env_id: str, states: Floats, size: tuple[int, int] = (320, 320)) -> list[Frame]:
+    """A MuJoCo robot put into states [N, S] of positions, but for the way gone, and velocities.
+
+    Empty where a state of the environment is something else, or it has no such model.
+    """
+    with closing(_filmed(env_id, size, {})) as envs:
+        assert isinstance(envs, SyncVectorEnv)
+        robot: Any = envs.envs[0].unwrapped
+        model: Any = getattr(robot, "model", None)
+        if not hasattr(robot, "set_state") or states.shape[1] != model.nq - 1 + model.nv:
+            return []
+        envs.reset(seed=0)
+        frames = []
+        for state in states.astype(np.float64):
+            robot.set_state(np.insert(state[: model.nq - 1], 0, 0.0), state[model.nq - 1 :])
+            frames.append(_frame(envs))
+    return frames
+
+
 class _Film:
     """Renders after the first step and every so many; each frame goes to ffmpeg at once."""
 
-    def __init__(self, path: Path, every: int) -> None:
-        self._path, self._every, self._steps = path, every, 0
+    def __init__(self, path: Path, every: int, on_frame: OnFrame) -> None:
+        self._path, self._every, self._on_frame, self._steps = path, every, on_frame, 0
         self._writer: Generator[None, Frame | None, None] | None = None
 
     def shoot(self, envs: Vector, decision: Decision) -> None:
@@ -74,6 +97,7 @@ class _Film:
                 rate = envs.metadata.get("render_fps", FRAMES_PER_SECOND) / self._every
                 self._writer = _writer(self._path, frame, rate)
             self._writer.send(frame)
+            self._on_frame(self._steps + 1, frame)
         self._steps += 1
 
     def close(self) -> None:

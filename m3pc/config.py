@@ -51,6 +51,12 @@ class ModelConfig(Section):
     action_head: Literal["linear", "two-layer"] = _field(
         "two-layer", "linear mu and log sigma, or LayerNorm, Linear, GELU, Linear"
     )
+    state_tokens: Literal["state", "with-change"] = _field(
+        "state", "what a state's token tells: it alone, or also its change since the one before"
+    )
+    state_head: Literal["absolute", "from-line"] = _field(
+        "absolute", "a state, or how far it is from the line between the visible ones around it"
+    )
 
 
 class MixtureConfig(Section):

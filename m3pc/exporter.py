@@ -41,7 +41,7 @@ class Exporter:
     ) -> None:
         """Without a port: the first that is free from 9400 on. `info` is told as labels of
         m3pc_build_info. With a token, whoever asks for metrics has to send it."""
-        self._collector = _Collector(info or {})
+        self._collector = Told(info or {})
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self._collector)
         ProcessCollector(registry=self._registry)
@@ -95,7 +95,7 @@ def _same(one: str, other: str) -> bool:
 # What is told
 
 
-class _Collector(Collector):
+class Told(Collector):
     """The last snapshot as families: counters and histograms from 0 on, gauges once they were
     set."""
 

@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(self._refusal() or self.server.answer(path, authorization))
 
     def _refusal(self) -> Reply | None:
-        if not _is_own_name(self.headers.get("Host", "")):
+        if not is_own_name(self.headers.get("Host", "")):
             return Reply(421, b"ask by an IP address, localhost or this machine's name\n")
         if "Origin" in self.headers or self.headers.get("Sec-Fetch-Site") == "cross-site":
             return Reply(403, b"not for pages of other sites\n")
@@ -120,7 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
         log.debug("event=request what=%r", format % args)
 
 
-def _is_own_name(host: str) -> bool:
+def is_own_name(host: str) -> bool:
+    """Whether a Host header is one that no stranger can own."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     if name.lower() in ("localhost", socket.gethostname().lower()):
         return True

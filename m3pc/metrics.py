@@ -183,7 +183,7 @@ WEIGHTS_REJECTED = Metric(
     kind="counter",
     help="Published weights that were not taken.",
     label="reason",
-    values=("missing", "size", "hash", "format", "shape", "finite", "canary"),
+    values=("missing", "size", "hash", "format", "shape", "finite", "canary", "env"),
 )
 PLANNER_IDLE = Metric(
     name="m3pc_planner_idle_seconds_total", kind="counter", help="Time without a request."
@@ -195,6 +195,35 @@ OUT_OF_MEMORY = Metric(
     name="m3pc_planner_out_of_memory_total",
     kind="counter",
     help="Batches that did not fit into memory and were computed in parts.",
+)
+
+# Serve
+SERVED = Metric(
+    name="m3pc_serve_steps_total",
+    kind="counter",
+    help="Steps of robots answered: in time, after their deadline, or not at all.",
+    label="result",
+    values=("ok", "late", "refused"),
+)
+SERVED_SECONDS = Metric(
+    name="m3pc_serve_step_duration_seconds",
+    kind="histogram",
+    help="From a robot's request to its answer.",
+    buckets=SECONDS,
+)
+SERVED_CANDIDATES = Metric(
+    name="m3pc_serve_candidates",
+    kind="histogram",
+    help="Candidates that there was time for, of steps that were to be planned; 0: none.",
+    buckets=(0.0, *SIZES),
+)
+SESSIONS = Metric(name="m3pc_serve_sessions", kind="gauge", help="Robots that have a session.")
+SERVED_EPISODES = Metric(
+    name="m3pc_serve_episodes_total",
+    kind="counter",
+    help="Sessions that ended: by the robot, by being idle or replaced, without a step to keep.",
+    label="outcome",
+    values=("ended", "abandoned", "dropped"),
 )
 
 # Replay

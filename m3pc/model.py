@@ -9,7 +9,7 @@ rows have in common is computed once: `shared` tokens [G, W, D] stand for all B 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from m3pc.actions import bounded_log_sigma
 from m3pc.config import ModelConfig
-from m3pc.masks import ACTIONS, MODALITIES, Mask, Place, places
+from m3pc.lines import line_weights, with_changes
+from m3pc.masks import ACTIONS, MODALITIES, STATES, Mask, Place, places
 from m3pc.tokens import Tokens
 
 Places = tuple[Place, ...]
@@ -46,7 +47,8 @@ class TrajectoryModel(nn.Module):
         self.config = config
         width, sizes = config.width, (state_size, action_size, 1, 1)
         named = dict(zip(MODALITIES, sizes, strict=True))
-        self.embed = nn.ModuleDict({name: nn.Linear(size, width) for name, size in named.items()})
+        told = named | {"states": state_size * (1 + (config.state_tokens == "with-change"))}
+        self.embed = nn.ModuleDict({name: nn.Linear(size, width) for name, size in told.items()})
         self.encoder_modalities = nn.Parameter(torch.zeros(len(MODALITIES), width))
         self.encoder = _layers(config, config.encoder_layers)
         self.encoder_norm = nn.LayerNorm(width)
@@ -60,6 +62,9 @@ class TrajectoryModel(nn.Module):
             heads["actions"] = LinearActionHead(width, action_size)
         else:
             heads["actions"] = _two_layers(width, 2 * action_size)
+        if config.state_head == "from-line":  # which is where learning starts
+            for parameter in [*heads["states"].parameters()][-2:]:
+                nn.init.zeros_(parameter)
         self.heads = nn.ModuleDict(heads)
         self.register_buffer("positions", _positions(config), persistent=False)
 
@@ -71,13 +76,17 @@ class TrajectoryModel(nn.Module):
             for modality, steps in _runs(given)
         ]
         wanted = tuple(places(mask | True if read is None else read))
+        seen = tokens.states[:, [place.step for place in given if place.modality == STATES]]
         if not by_modality:
             nothing = tokens.states.new_empty(len(tokens.states), 0, self.config.width)
-            return self.decode(nothing, given, wanted)
-        return self.decode(self.encode(torch.cat(by_modality, dim=1)), given, wanted)
+            return self.decode(nothing, given, wanted, seen)
+        return self.decode(self.encode(torch.cat(by_modality, dim=1)), given, wanted, seen)
 
     def embedded(self, modality: int, x: Tensor, steps: Sequence[int]) -> Tensor:
-        """Tokens [B, ., D] of normalised numbers [B, ., dim] that stand at `steps`."""
+        """Tokens [B, ., D] of normalised numbers [B, ., dim] that stand at `steps`, which are all
+        that are given of the modality where changes are told."""
+        if modality == STATES and self.config.state_tokens == "with-change":
+            x = with_changes(x, steps)
         place = self.encoder_modalities[modality] + self.positions[list(steps)]
         embedded: Tensor = self.embed[MODALITIES[modality]](x) + place
         return embedded
@@ -89,8 +98,11 @@ class TrajectoryModel(nn.Module):
         encoded: Tensor = self.encoder_norm(own)
         return encoded
 
-    def decode(self, memory: Tensor, given: Places, read: Places) -> Prediction:
-        """The numbers at the places `read`, from encoded tokens [B, V, D] of the places `given`."""
+    def decode(self, memory: Tensor, given: Places, read: Places, seen: Tensor) -> Prediction:
+        """The numbers at the places `read`, from encoded tokens [B, V, D] of the places `given`.
+
+        `seen` [B, ., S] or, shared by a group's rows, [G, ., S]: the normalised states among those
+        given, in the order of their steps."""
         layout = _layout(given, read, self.config.window)
         shared: Tensor | None = self._hidden(layout.hidden) if layout.hidden else None
         own = self._seen(memory, given)
@@ -98,7 +110,13 @@ class TrajectoryModel(nn.Module):
             own, shared = layer(own, shared), None
         rows = layout.read if shared is not None else layout.read.joined(len(layout.hidden))
         own = self.decoder[-1](own, shared, rows)
-        return self._heads(self.decoder_norm(own), layout.runs)
+        found = self._heads(self.decoder_norm(own), layout.runs)
+        if found.states is None or self.config.state_head == "absolute":
+            return found
+        weights = line_weights(_steps(given), _steps(read)).to(seen)
+        line = torch.einsum("rk,gks->grs", weights, seen)
+        line = line.repeat_interleave(len(memory) // len(seen), dim=0)
+        return replace(found, states=found.states + line)
 
     def _hidden(self, where: Places) -> Tensor:
         """Decoder inputs of mask tokens, the same for every row: [1, ., D]."""
@@ -248,6 +266,11 @@ def _runs(where: Sequence[Place]) -> list[tuple[int, list[int]]]:
         (modality, [place.step for place in run])
         for modality, run in groupby(where, key=lambda place: place.modality)
     ]
+
+
+def _steps(where: Places) -> tuple[int, ...]:
+    """Those of the states, in order."""
+    return tuple(sorted(place.step for place in where if place.modality == STATES))
 
 
 def _consecutive(rows: list[int]) -> bool:

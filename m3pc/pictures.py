@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, ACCENT, SOFT, ALARM = "#22303c", "#1f77b4", "#c9d6df", "#c0392b"
+COLORS = (ACCENT, "#d9822b", "#4b9b6e", ALARM)  # of planners, side by side
+MOST_DOTS = 60  # subgoals that are shown
+WIDEST = 12  # times the tolerance that is shown around a goal
 FEWEST, MOST = 10, 24  # cells of a two-dimensional histogram along each axis
 DARKEST = 4  # episodes in a cell, at least, that make it as dark as can be
 
@@ -32,6 +35,28 @@ class Curves(NamedTuple):
     title: str
     runs: Sequence[tuple[Sequence[float], Sequence[float]]]  # steps and values of each
     level: float  # to compare with
+
+
+class Tracked(NamedTuple):
+    """One number of a state over the steps of episodes, and what it should have been."""
+
+    title: str
+    unit: str  # what the number is
+    steps: NDArray[np.int64]  # [P]
+    goal: NDArray[np.float64]  # [P]
+    subgoals: tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, and the goal there
+    lines: Mapping[str, NDArray[np.float64]]  # by label, [K, P]
+    tolerance: float
+
+
+class Plane(NamedTuple):
+    """States in the plane of a data set's first two principal components, each [N, 2]."""
+
+    title: str
+    data: NDArray[np.float64]
+    goals: NDArray[np.float64]  # in the order of the steps
+    goals_label: str
+    clouds: Mapping[str, NDArray[np.float64]]  # by label
 
 
 def return_histogram(path: Path, returns: NDArray[np.float64], *, title: str) -> None:
@@ -174,6 +199,122 @@ def curves_by_seed(path: Path, panels: Sequence[Curves], *, unit: str) -> None:
         page.set(xlabel="environment steps")
         page.legend(frameon=False, fontsize=8)
     pages[0].set_ylabel(f"{unit} in evaluation")
+    _save(figure, path)
+
+
+def tracking(path: Path, panels: Sequence[Tracked]) -> None:
+    """A panel each: the goal with its subgoals, and the median and four fifths of the episodes."""
+    figure, pages = _pages(len(panels), 1, size=(8, 0.6 + 2.6 * len(panels)))
+    for page, panel in zip(pages, panels, strict=True):
+        for (label, values), color in zip(panel.lines.items(), COLORS, strict=False):
+            low, median, high = np.percentile(values, [10, 50, 90], axis=0)
+            page.fill_between(panel.steps, low, high, color=color, alpha=0.18, linewidth=0)
+            page.plot(panel.steps, median, color=color, linewidth=1.4, label=label)
+        page.plot(panel.steps, panel.goal, color=INK, linewidth=1, linestyle="--", label="wanted")
+        x, y = (values[:: 1 + len(values) // MOST_DOTS] for values in panel.subgoals)
+        page.plot(x, y, color=INK, linestyle="", marker="o", markersize=3)
+        page.set(ylabel=panel.unit, xlim=(0, panel.steps[-1]))
+        low, high = page.get_ylim()  # whoever falls leaves the picture, or the goal would be flat
+        room = WIDEST * panel.tolerance
+        page.set_ylim(max(low, panel.goal.min() - room), min(high, panel.goal.max() + room))
+        page.set_title(panel.title, fontsize=10, loc="left")
+        page.legend(  # above the lines, not on them
+            frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=3
+        )
+    pages[-1].set_xlabel("step (dots: subgoals; line and band: median and 80 % of episodes)")
+    _save(figure, path)
+
+
+def planes(path: Path, panels: Sequence[Plane], *, explained: tuple[float, float]) -> None:
+    """A panel each, on the same scales."""
+    size = (max(7.0, 5.0 * len(panels)), 5)
+    figure, pages = _pages(1, len(panels), size=size, share_x=True, share_y=True)
+    for page, panel in zip(pages, panels, strict=True):
+        x, y = panel.data.T
+        page.scatter(x, y, s=3, color=SOFT, linewidths=0, label="data")
+        for (label, points), color in zip(panel.clouds.items(), COLORS, strict=False):
+            x, y = points.T
+            page.scatter(x, y, s=3, color=color, alpha=0.35, linewidths=0, label=label)
+        x, y = panel.goals.T
+        page.scatter(x, y, s=6, color=INK, linewidths=0, label=panel.goals_label)
+        page.plot(x[-1], y[-1], color=INK, linestyle="", marker="*", markersize=7, label="the last")
+        page.set_title(panel.title, fontsize=10, loc="left")
+        page.set_xlabel(f"first component, {100 * explained[0]:.0f} % of the variance")
+        legend = page.legend(
+            frameon=False,
+            fontsize=8,
+            markerscale=2,
+            title="at: median distance to the data,\nin typical distances within it",
+            title_fontsize=8,
+            alignment="left",
+        )
+        for handle in filter(None, legend.legend_handles):
+            handle.set_alpha(1)
+    pages[0].set_ylabel(f"second component, {100 * explained[1]:.0f} %")
+    _save(figure, path)
+
+
+def filmstrip(
+    path: Path,
+    rows: Mapping[str, Sequence[tuple[int, NDArray[np.uint8]]]],
+    *,
+    title: str,
+) -> None:
+    """A row a label: pictures [height, width, 3], each with the step that it was taken at."""
+    columns = max(len(frames) for frames in rows.values())
+    figure, pages = _pages(len(rows), columns, size=(1.5 * columns, 0.5 + 1.7 * len(rows)))
+    for page in pages:
+        page.set_axis_off()
+    for number, (label, frames) in enumerate(rows.items()):
+        for page, (step, frame) in zip(pages[number * columns :], frames, strict=False):
+            page.imshow(frame)
+            page.set_title(f"{step}", fontsize=8)
+        pages[number * columns].set_title(f"{label}, step {frames[0][0]}", fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+def played_by_role(
+    path: Path, roles: Mapping[str, tuple[NDArray[np.int64], int]], *, title: str
+) -> None:
+    """How long each role's episodes were, and how many of them succeeded: lengths [K], a count."""
+    figure, (left, right) = _pages(1, 2, size=(8, 1.2 + 0.5 * len(roles)), share_y=True)
+    rows = np.arange(len(roles))[::-1]  # the first on top
+    for row, (lengths, successes) in zip(rows, roles.values(), strict=True):
+        share = successes / len(lengths)
+        left.barh(row, share, height=0.6, color=ACCENT)
+        left.text(share + 0.02, row, f"{successes} of {len(lengths)}", va="center", fontsize=8)
+        spread = np.linspace(-0.25, 0.25, len(lengths)) if len(lengths) > 1 else np.zeros(1)
+        right.scatter(lengths, row + spread, s=6, color=ACCENT, alpha=0.5, linewidths=0)
+        right.plot([np.median(lengths)] * 2, [row - 0.35, row + 0.35], color=INK, linewidth=1.5)
+    left.set_yticks(rows, list(roles))
+    left.set(xlabel="share that succeeded", xlim=(0, 1.25), xticks=(0, 0.5, 1))
+    right.set(xlabel="steps of an episode (line: median)")
+    right.set_xlim(left=0)
+    figure.suptitle(title, fontsize=10)
+    _save(figure, path)
+
+
+def success_rates(
+    path: Path, groups: Mapping[str, Mapping[str, Sequence[float]]], *, title: str
+) -> None:
+    """A group of bars a task, a bar a planner: the mean of shares, one a training seed."""
+    figure, axes = _page(title)
+    planners = list(dict.fromkeys(name for found in groups.values() for name in found))
+    width = 0.8 / len(planners)
+    for number, planner in enumerate(planners):
+        places = np.arange(len(groups)) + (number - (len(planners) - 1) / 2) * width
+        color = COLORS[number % len(COLORS)]
+        for place, found in zip(places, groups.values(), strict=True):
+            shares = found.get(planner, ())
+            if len(shares):
+                axes.bar(place, np.mean(shares), width, color=color, alpha=0.6)
+                axes.plot([place] * len(shares), shares, "o", color=INK, markersize=4)
+        axes.bar([0], [0], width, color=color, alpha=0.6, label=planner)
+    axes.set_xticks(range(len(groups)), list(groups))
+    axes.set_ylim(0, 1.02)
+    axes.set_ylabel("share of trials that succeeded")
+    axes.legend()
     _save(figure, path)
 
 

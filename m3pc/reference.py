@@ -9,6 +9,7 @@ B batch, T steps, S state, A action, D width, V visible tokens, N candidates, h 
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -47,12 +48,36 @@ def network(
     states, actions, rewards, returns = decoded.unbind(1)  # each [B, T, D]
     mu, log_sigma = _action_head(state, config, actions)
     return Outputs(
-        states=_head(state, "heads.states", states),
+        states=_head(state, "heads.states", states) + _line(config, inputs["states"], visible[0]),
         rewards=_head(state, "heads.rewards", rewards),
         returns=_head(state, "heads.returns", returns),
         mu=mu,
         log_sigma=log_sigma,
     )
+
+
+def _line(config: ModelConfig, states: Tensor, visible: Tensor) -> Tensor:
+    """What the head of states adds to: [B, T, S]. Between two visible states the line through them,
+    beyond them the nearest one."""
+    line = torch.zeros_like(states)
+    seen = visible.nonzero()[:, 0].tolist()
+    if config.state_head == "absolute" or not seen:
+        return line
+    for t in range(states.shape[1]):
+        before, after = [k for k in seen if k <= t], [k for k in seen if k >= t]
+        left, right = max(before or after[:1]), min(after or before[-1:])
+        share = (t - left) / (right - left) if left < t < right else 0.0
+        line[:, t] = (1 - share) * states[:, left] + share * states[:, right]
+    return line
+
+
+def _slopes(states: Tensor, visible: Tensor) -> Tensor:
+    """Change in a step since the visible state before, 0 where there is none: [B, T, S]."""
+    slopes = torch.zeros_like(states)
+    seen = visible.nonzero()[:, 0].tolist()
+    for before, after in pairwise(seen):
+        slopes[:, after] = (states[:, after] - states[:, before]) / (after - before)
+    return slopes
 
 
 def mask(pattern: str, now: int, length: int) -> Tensor:
@@ -228,7 +253,12 @@ def _encode(
     state: State, config: ModelConfig, inputs: Mapping[str, Tensor], visible: Tensor
 ) -> Tensor:
     """The visible tokens, modality by modality: [B, V, D]."""
-    embedded = [_linear(state, f"embed.{name}", inputs[name]) for name in MODALITIES]
+    told = dict(inputs)
+    if config.state_tokens == "with-change":
+        told["states"] = torch.cat(
+            [inputs["states"], 10 * _slopes(inputs["states"], visible[0])], dim=-1
+        )
+    embedded = [_linear(state, f"embed.{name}", told[name]) for name in MODALITIES]
     tokens = _placed(state["encoder_modalities"], config, torch.stack(embedded, dim=1))
     tokens = tokens[:, visible]
     if not visible.any():

@@ -1,6 +1,7 @@
 """Reward still to come at every step, for many episodes laid end to end. R rows, E episodes."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,6 +9,19 @@ from numpy.typing import NDArray
 from m3pc.types import Floats
 
 Rows = NDArray[np.int64]
+
+
+class Settings(Protocol):
+    """Those of a configuration under `returns`."""
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def include_now(self) -> bool: ...
+
+    @property
+    def discount(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +32,27 @@ class ReturnRule:
     average: bool = True  # divide by the H - t steps that could still follow
     include_now: bool = True  # whether r_t itself is still to come at step t
     discount: float = 1.0
+
+    @classmethod
+    def of(cls, settings: Settings, horizon: int) -> "ReturnRule":
+        return cls(
+            horizon=horizon,
+            average=settings.mode == "average",
+            include_now=settings.include_now,
+            discount=settings.discount,
+        )
+
+    def scale(self, steps: Rows) -> NDArray[np.float64]:
+        """The return at each step if a reward of 1 is still to come, a bit of it at every step
+        that could follow: what a sum of rewards has to be multiplied by. [R] -> [R]"""
+        left = np.maximum(self.horizon - steps, 1)
+        counted = left if self.include_now else left - 1
+        weighed = (
+            counted.astype(np.float64)
+            if self.discount == 1
+            else (1 - self.discount**counted) / (1 - self.discount)
+        )
+        return weighed / left / (left if self.average else 1)
 
 
 def returns_to_go(rewards: Floats, lengths: Rows, rule: ReturnRule) -> Floats:

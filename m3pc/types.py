@@ -144,8 +144,10 @@ class Ask:
     window: Window
     mode: str | None = None  # one of `config.MODES`; None: as the weights are configured
     ratio: float | None = None  # times the best return; None: as the weights are configured
+    to_come: float | None = None  # reward that is still wanted, instead of any ratio
     explore: bool = False
     mean: bool = False  # take the mean, of mode rcbc the median; else as the weights are configured
+    candidates: int | None = None  # plans to weigh; None: as the weights are configured
 
 
 class Refused(StrEnum):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from m3pc.config import Config
 from m3pc.critic import Critic
 from m3pc.model import TrajectoryModel
+from m3pc.returns import ReturnRule
 from m3pc.strict_yaml import plain
 from m3pc.tokens import Normaliser
 from m3pc.types import Floats, InputError
@@ -104,6 +105,16 @@ class Weights:
     @property
     def return_range(self) -> Floats:
         return np.asarray(self.tensors["return_range"])
+
+    @property
+    def return_rule(self) -> ReturnRule:
+        return ReturnRule.of(self.config.returns, self.horizon)
+
+    @property
+    def best_return(self) -> float | None:
+        """Of an episode in the data, as a sum of rewards; None where returns do not tell."""
+        scale = float(self.return_rule.scale(np.zeros(1, np.int64))[0])
+        return float(self.envelope[0]) / scale if scale else None
 
     def _shapes(self) -> dict[str, torch.Size]:
         with torch.device("meta"):

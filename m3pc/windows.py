@@ -4,11 +4,14 @@ E environments asked about, T steps of a window, C steps of context, H rows of a
 S state, A action.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from m3pc.types import Floats, InputError, Window
+
+Guide = Callable[[Floats], Floats]  # an episode's first state [S] -> its waypoints [H, S]
+Waypoints = Floats | Guide  # the same for every episode, or by where it begins
 
 
 class Histories:
@@ -30,17 +33,20 @@ class Histories:
         self._seeds = np.zeros(slots, np.int64)
         self._waypoints: list[Floats | None] = [None] * slots
 
-    def begin(self, slot: int, state: Floats, seed: int, waypoints: Floats | None = None) -> None:
+    def begin(
+        self, slot: int, state: Floats, seed: int, waypoints: Waypoints | None = None
+    ) -> None:
         """Forget the slot's episode and start another: state [S], waypoints [H, S]."""
-        if waypoints is not None and waypoints.shape[1:] != state.shape:
+        table = waypoints(state) if callable(waypoints) else waypoints
+        if table is not None and table.shape[1:] != state.shape:
             raise InputError(
-                f"the waypoints have shape {list(waypoints.shape)}; "
+                f"the waypoints have shape {list(table.shape)}; "
                 f"give a table with one row a step and {len(state)} numbers a row, as in a state"
             )
         self._states[slot] = self._actions[slot] = 0
         self._states[slot, 0] = state
         self._steps[slot], self._seeds[slot] = 0, seed
-        self._waypoints[slot] = waypoints
+        self._waypoints[slot] = table
 
     def record(self, slot: int, action: Floats, next_state: Floats) -> None:
         """Add what was done in the current state, and where it led: [A], [S]."""
@@ -52,6 +58,13 @@ class Histories:
             actions[-1] = 0
         self._steps[slot] += 1
         states[min(self._steps[slot], self._context)] = next_state
+
+    def amend(self, slot: int, action: Floats | None, state: Floats) -> None:
+        """Say otherwise where the current step began: [S], and [A] of the step before, if any."""
+        now = min(self._steps[slot], self._context)
+        self._states[slot, now] = state
+        if now and action is not None:
+            self._actions[slot, now - 1] = action
 
     def window(self, slots: Sequence[int]) -> Window:
         """The question for these slots, in this order."""

@@ -28,12 +28,14 @@ from m3pc.metrics import (
 )
 from m3pc.telemetry import Recorder
 from m3pc.types import Ask, Decision, InputError, Refusal, Refused
+from planner.pace import Due, Pace
 from planner.rows import Answer, fitting, in_pieces
 
 log = logging.getLogger(__name__)
 
 Check = Callable[[Ask], None]  # an InputError where an answer is impossible
 Reply = Decision | Refusal
+Told = Callable[[Ask], None]  # how a request is computed, when it is
 
 LONGEST_PAUSE = 1.0  # seconds between two looks at an empty queue
 LEAST_WAIT, LONGEST_WAIT = 0.01, 5.0  # seconds that the refused are told to wait
@@ -48,6 +50,8 @@ class Waiting:
     rows: int
     arrived: float
     deadline: float  # on the same clock
+    soon: float | None = None  # by which an answer is wanted; later it still is one
+    told: Told | None = None
     reply: "Future[Reply]" = field(default_factory=Future)
 
 
@@ -56,7 +60,7 @@ class Batcher:
 
     A batch starts with `rows` rows, or once its oldest request has waited `wait` seconds; a
     larger request goes alone. More than `queue` rows never wait. `answer` may tell by MemoryError
-    that a batch is too large.
+    that a batch is too large. With a `pace`, requests that are wanted soon get fewer candidates.
     """
 
     def __init__(
@@ -68,9 +72,11 @@ class Batcher:
         wait: float,
         queue: int,
         recorder: Recorder,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._serving = answer, check
+        self._timing = pace
         self._rows, self._wait, self._queue = rows, wait, queue
         self._recorder, self._clock = recorder, clock
         self._changed = threading.Condition()
@@ -84,10 +90,23 @@ class Batcher:
         self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
         self._thread.start()
 
-    def submit(self, ask: Ask, seconds: float) -> "Future[Reply]":
-        """The reply, at once or when its batch was computed; `seconds` from now it is too late."""
+    def submit(
+        self, ask: Ask, seconds: float, *, soon: float | None = None, told: Told | None = None
+    ) -> "Future[Reply]":
+        """The reply, at once or when its batch was computed; `seconds` from now it is too late.
+
+        soon  seconds from now after which it is late: with a pace, planning makes do with less
+        told  is called with what is computed in the end, before it is
+        """
         now = self._clock()
-        waiting = Waiting(ask=ask, rows=len(ask.window), arrived=now, deadline=now + seconds)
+        waiting = Waiting(
+            ask=ask,
+            rows=len(ask.window),
+            arrived=now,
+            deadline=now + seconds,
+            soon=None if soon is None else now + soon,
+            told=told,
+        )
         refusal = self._unfit(waiting)
         with self._changed:
             refusal = refusal or self._no_place(waiting)
@@ -205,8 +224,11 @@ class Batcher:
 
     def _serve(self, group: Sequence[Waiting]) -> None:
         begin, rows = self._clock(), sum(each.rows for each in group)
-        replies = self._replies(self._serving[0], [each.ask for each in group])
+        asks = self._asks(group, begin)
+        replies = self._replies(self._serving[0], asks)
         seconds = self._clock() - begin
+        if self._timing is not None:
+            self._timing.observe(asks, seconds)
         self._pace += (NEWEST if self._pace else 1.0) * (seconds / rows - self._pace)
         self._recorder.add(PLANNER_BUSY, seconds)
         self._recorder.observe(BATCH_ROWS, rows)
@@ -217,6 +239,16 @@ class Batcher:
             self._settle(each, reply)
         self._record_plans([reply for reply in replies if isinstance(reply, Decision)])
         self._computing = []
+
+    def _asks(self, group: Sequence[Waiting], now: float) -> list[Ask]:
+        """What is computed: as it was asked, or what there is time for."""
+        asks = [each.ask for each in group]
+        if self._timing is not None:
+            asks = self._timing.fitted([_due(each, now) for each in group])
+        for each, ask in zip(group, asks, strict=True):
+            if each.told is not None:
+                each.told(ask)
+        return asks
 
     def _record_plans(self, decisions: Sequence[Decision]) -> None:
         """Of those that were planned: the others have no candidates."""
@@ -280,6 +312,13 @@ class Batcher:
 
 
 _CLOSED = Refusal(why=Refused.FAILED, reason="this planner is closing; ask another one")
+
+
+def _due(waiting: Waiting, now: float) -> Due:
+    if waiting.soon is None:
+        return Due(ask=waiting.ask)
+    left, span = waiting.soon - now, waiting.soon - waiting.arrived
+    return Due(ask=waiting.ask, left=left, span=span)
 
 
 def _sound(decision: Decision) -> Reply:

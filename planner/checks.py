@@ -8,6 +8,8 @@ from m3pc.config import MODES
 from m3pc.types import Ask, InputError, Window
 
 LARGEST_RATIO = 10.0  # as of the settings under conditioning
+LARGEST_SUM = 1e12  # of rewards
+MOST_CANDIDATES = 1_000_000  # as of planner.candidates
 
 
 def check_ask(ask: Ask, *, length: int, state_size: int, action_size: int) -> None:
@@ -17,6 +19,13 @@ def check_ask(ask: Ask, *, length: int, state_size: int, action_size: int) -> No
     ratio = ask.ratio
     if ratio is not None and not (math.isfinite(ratio) and 0 <= ratio <= LARGEST_RATIO):
         raise InputError(f"ratio is {ratio}; give a number from 0 to {LARGEST_RATIO:g}")
+    to_come = ask.to_come
+    if to_come is not None and not abs(to_come) <= LARGEST_SUM:
+        raise InputError(f"the reward to come is {to_come}; give {LARGEST_SUM:g} at most")
+    if to_come is not None and ratio is not None:
+        raise InputError("both a ratio and a reward to come are asked for; give one of them")
+    if ask.candidates is not None and not 1 <= ask.candidates <= MOST_CANDIDATES:
+        raise InputError(f"candidates are {ask.candidates}; give 1 to {MOST_CANDIDATES}")
     _check_shapes(ask.window, length, state_size, action_size)
     _check_numbers(ask.window, length)
 

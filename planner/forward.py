@@ -125,7 +125,7 @@ def imagine(
     own = model.embedded(ACTIONS, plans.flatten(0, 1), range(now, length))
     memory = model.encode(own, torch.cat(shared, dim=1))
     given = (*past, *(place for place in places(mask) if place not in past))
-    found = model.decode(memory, given, tuple(places(only(length, wanted))))
+    found = model.decode(memory, given, tuple(places(only(length, wanted))), seen)
 
     def raw(name: str) -> Tensor | None:
         x: Tensor | None = getattr(found, name)

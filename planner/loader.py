@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from m3pc.metrics import COORDINATOR_DOWN, WEIGHTS_REJECTED
 from m3pc.telemetry import Recorder
 from m3pc.types import (
     Ask,
-    Coordinator,
     CoordinatorUnavailableError,
     InputError,
     Pointer,
@@ -34,7 +33,7 @@ LOOK = 1.0  # seconds that one look for something newer lasts at most
 LEAST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before what was rejected is tried again
 STOP_SECONDS = 10.0
 
-Reason = Literal["missing", "size", "hash", "format", "shape", "finite", "canary"]
+Reason = Literal["missing", "size", "hash", "format", "shape", "finite", "canary", "env"]
 
 
 class RejectedError(Exception):
@@ -50,6 +49,12 @@ class Rejected:
     until: float  # on the loader's clock
 
 
+class Pointers(Protocol):
+    """What tells of newer weights: a Coordinator, or a folder that is looked at."""
+
+    def watch(self, name: str, since: Version | None, timeout: float) -> Pointer | None: ...
+
+
 class Loader:
     """Follows a run's pointer and hands on each newer policy; never an older one."""
 
@@ -57,7 +62,7 @@ class Loader:
         self,
         first: Policy,
         take: Callable[[Policy], None],
-        coordinator: Coordinator,
+        coordinator: Pointers,
         folder: Path,
         *,
         recorder: Recorder,
@@ -100,7 +105,7 @@ class Loader:
         if pointer.version <= self._version:
             return False
         try:
-            policy = _sound_policy(self._folder, pointer, self._policy)
+            policy = successor(read(self._folder, pointer), self._policy)
         except RejectedError as error:
             self._reject(pointer, error)
             return False
@@ -173,12 +178,14 @@ def ordinary(policy: Policy) -> Window:
     )
 
 
-def _sound_policy(folder: Path, pointer: Pointer, before: Policy) -> Policy:
-    weights = read(folder, pointer)
+def successor(weights: Weights, before: Policy) -> Policy:
+    """These weights in the place of others, or a RejectedError where they do not fit it."""
     old = before.weights
     sizes = [(w.state_size, w.action_size, w.horizon) for w in (weights, old)]
     if sizes[0] != sizes[1]:
         raise RejectedError("shape", f"states, actions, step limit {sizes[0]}, not {sizes[1]}")
+    if weights.env and old.env and weights.env != old.env:
+        raise RejectedError("env", f"they were trained for {weights.env}, not for {old.env}")
     try:
         policy = Policy(weights, before.config)
     except InputError as error:

@@ -34,6 +34,7 @@ class Rows:
     modes: NDArray[np.str_]  # [E]
     sampled: NDArray[np.bool_]  # [E] whether one action is drawn, not the mean taken
     conditions: Floats  # [E] NaN where a plan is from a goal
+    candidates: Integers  # [E] of those that plan
 
     def at(self, index: Integers) -> "Rows":
         return Rows(
@@ -41,6 +42,7 @@ class Rows:
             modes=self.modes[index],
             sampled=self.sampled[index],
             conditions=self.conditions[index],
+            candidates=self.candidates[index],
         )
 
 
@@ -115,8 +117,17 @@ class Policy:
             action_size=self.weights.action_size,
         )
 
-    def conditions(self, steps: Integers, *, explore: bool, ratio: float | None = None) -> Floats:
-        """The return to ask for at each absolute step."""
+    def conditions(
+        self,
+        steps: Integers,
+        *,
+        explore: bool,
+        ratio: float | None = None,
+        to_come: float | None = None,
+    ) -> Floats:
+        """The return to ask for at each absolute step; `to_come` is a sum of rewards."""
+        if to_come is not None:
+            return (to_come * self.weights.return_rule.scale(steps)).astype(np.float32)
         config, envelope = self.config.conditioning, self.weights.envelope
         kind = config.exploration if explore else config.evaluation
         if ratio is None:
@@ -139,7 +150,9 @@ class Policy:
         conditions = [
             np.full(len(ask.window), np.nan, np.float32)
             if mode in BACKWARD
-            else self.conditions(ask.window.steps, explore=ask.explore, ratio=ask.ratio)
+            else self.conditions(
+                ask.window.steps, explore=ask.explore, ratio=ask.ratio, to_come=ask.to_come
+            )
             for ask, mode in zip(asks, modes, strict=True)
         ]
         return Rows(
@@ -147,10 +160,12 @@ class Policy:
             modes=np.repeat(modes, sizes),
             sampled=np.repeat([way == "sample" for way in by], sizes),
             conditions=np.concatenate(conditions),
+            candidates=np.repeat([ask.candidates or planner.candidates for ask in asks], sizes),
         )
 
     def _choices(self, rows: Rows) -> Iterator[tuple[Integers, Choice]]:
-        """Of rows at the same `now`, mode by mode: which rows, and their actions."""
+        """Of rows at the same `now`, by mode and number of candidates: which rows, and their
+        actions. The policy's proposals are asked for once for all that look forwards."""
         for mode in BACKWARD:
             if len(part := np.flatnonzero(rows.modes == mode)):
                 yield part, self._towards_goal(rows.at(part), one_mask=mode == "goal-mask")
@@ -159,7 +174,7 @@ class Policy:
             return
         proposal = self._proposed(rows.at(forward))
         for mode in FORWARD:
-            if len(part := np.flatnonzero(rows.modes[forward] == mode)):
+            for part in _alike(rows.at(forward), mode):
                 mine, proposed = rows.at(forward[part]), proposal.at(part)
                 choice = (
                     self._cloned(mine, proposed)
@@ -194,7 +209,7 @@ class Policy:
     def _planned(self, rows: Rows, proposal: Proposal, guide: Guide) -> Choice:
         planner = self.config.planner
         settings = planner.m if guide == "m" else planner.q
-        shape = (planner.candidates, *proposal.mu.shape[1:])
+        shape = (int(rows.candidates[0]), *proposal.mu.shape[1:])
         noise, chance = self._random(rows.window, shape)
         plans = candidates(proposal.mu, proposal.log_sigma, noise, settings.spread)
         utilities = score(
@@ -243,6 +258,14 @@ class Policy:
             chance[row] = rng.random(dtype=np.float32)
         device = self._device
         return torch.as_tensor(noise, device=device), torch.as_tensor(chance, device=device)
+
+
+def _alike(rows: Rows, mode: str) -> Iterator[Integers]:
+    """The rows of a mode, those with as many candidates together."""
+    of_mode = rows.modes == mode
+    counts = np.where(mode == "rcbc", 1, rows.candidates)  # which draws one, whatever was asked
+    for count in np.unique(counts[of_mode]):
+        yield np.flatnonzero(of_mode & (counts == count))
 
 
 def _put(found: Mapping[str, Floats], rows: Integers, choice: Choice) -> None:

@@ -10,25 +10,28 @@ import torch
 
 from m3pc.compute import prepare_compute
 from m3pc.config import Config
-from m3pc.metrics import PLANNER_VERSION
+from m3pc.metrics import PLANNER_VERSION, WEIGHTS_REJECTED
 from m3pc.telemetry import Recorder, Snapshot
-from m3pc.types import Ask, Coordinator, Decision, InputError, Refusal, Refused, Version
+from m3pc.types import Ask, Decision, InputError, Refusal, Refused, Version
 from m3pc.weights import Weights
-from planner.batcher import Batcher, Reply
-from planner.loader import Loader, RejectedError, canary
+from planner.batcher import Batcher, Reply, Told
+from planner.loader import Loader, Pointers, RejectedError, canary, ordinary, successor
+from planner.pace import Pace, measured
 from planner.policy import Policy
 from planner.rows import Answer
 from planner.wire import ask_from_bytes, decision_to_bytes
 
 
 class PlannerService:
-    """Any thread may submit. The configuration is the run's, or that of the weights."""
+    """Any thread may submit. The configuration is the run's, or that of the weights. One that is
+    `paced` measures itself first, and plans no longer than whoever asks can wait."""
 
     def __init__(
         self,
         weights: Weights,
         config: Config | None = None,
         *,
+        paced: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = config or weights.config
@@ -40,6 +43,7 @@ class PlannerService:
         except RejectedError as error:
             raise InputError(f"these weights cannot plan: {error.message}; give others") from None
         self._loader: Loader | None = None
+        self.pace = _pace(self._policy) if paced else None
         self._batcher = Batcher(
             answering(self._policy),
             self._policy.check,
@@ -47,11 +51,12 @@ class PlannerService:
             wait=config.fleet.batch_wait,
             queue=config.fleet.queue,
             recorder=self._recorder,
+            pace=self.pace,
             clock=clock,
         )
         self._serve(self._policy)
 
-    def follow(self, coordinator: Coordinator, folder: Path) -> None:
+    def follow(self, coordinator: Pointers, folder: Path) -> None:
         """Answer by the run's newest weights, now and from now on; paths start at `folder`."""
         self._loader = Loader(
             self._policy, self._serve, coordinator, folder, recorder=self._recorder
@@ -59,9 +64,23 @@ class PlannerService:
         self._loader.look(0.0)  # a successor does not answer by what is old
         self._loader.start()
 
-    def submit(self, ask: Ask, seconds: float) -> "Future[Reply]":
-        """The reply; `seconds` from now it would be too late."""
-        return self._batcher.submit(ask, seconds)
+    def take(self, weights: Weights) -> None:
+        """Answer by these from the next batch on; an InputError where they are not sound or do
+        not fit the place of those before, which then go on."""
+        try:
+            self._serve(successor(weights, self._policy))
+        except RejectedError as error:
+            self._recorder.add(WEIGHTS_REJECTED, label=error.reason)
+            raise InputError(
+                f"these weights are not taken ({error.reason}): {error.message}; give others, "
+                f"those of version {_words(self.version)} go on"
+            ) from None
+
+    def submit(
+        self, ask: Ask, seconds: float, *, soon: float | None = None, told: Told | None = None
+    ) -> "Future[Reply]":
+        """The reply; `seconds` from now it would be too late. As of a Batcher."""
+        return self._batcher.submit(ask, seconds, soon=soon, told=told)
 
     def plan(self, request: bytes, seconds: float) -> bytes | Refusal:
         """The same with bytes, as they come and go over a wire; waits."""
@@ -76,6 +95,11 @@ class PlannerService:
             future.cancel()  # nobody will read it
             return Refusal(why=Refused.LATE, reason=f"not computed within {seconds:g} seconds")
         return decision_to_bytes(reply) if isinstance(reply, Decision) else reply
+
+    @property
+    def policy(self) -> Policy:
+        """That answers now."""
+        return self._policy
 
     @property
     def version(self) -> int:
@@ -109,6 +133,18 @@ class PlannerService:
         self._policy = policy
         self._batcher.swap(answering(policy), policy.check)
         self._recorder.set(PLANNER_VERSION, Version.unpacked(policy.weights.version).number)
+
+
+def _pace(policy: Policy) -> Pace:
+    planner = policy.config.planner
+    return measured(
+        answering(policy), ordinary(policy), mode=planner.mode, candidates=planner.candidates
+    )
+
+
+def _words(version: int) -> str:
+    found = Version.unpacked(version)
+    return f"{found.epoch}-{found.number}"
 
 
 def answering(policy: Policy) -> Answer:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from m3pc.config import MODES
 from m3pc.types import Ask, Decision, InputError, Window
 
-FORMAT: Final = 2
-ASK: Final = struct.Struct("<HhdBB2xIIII")  # format, mode, ratio, explore, mean, E, T, S, A
+FORMAT: Final = 4
+# format, mode, ratio and reward to come (NaN: none), explore, mean, candidates (0: as configured),
+# E, T, S, A
+ASK: Final = struct.Struct("<HhddBB2xIIIII")
 DECISION: Final = struct.Struct("<H6xqII")  # format, version, E, A
 NO_MODE: Final = -1
 INTEGER, FLOAT = np.dtype("<i8"), np.dtype("<f4")
@@ -32,7 +34,7 @@ def ask_to_bytes(ask: Ask) -> bytes:
         mode = MODES.index(ask.mode)
     rows, length, states = window.states.shape
     actions = window.actions.shape[-1]
-    ratio = math.nan if ask.ratio is None else ask.ratio
+    ratio, to_come = (math.nan if x is None else x for x in (ask.ratio, ask.to_come))
     shapes = _ask_shapes(rows, length, states, actions)
     arrays: tuple[NDArray[Any], ...] = (window.now, window.steps, window.seeds)
     arrays += window.states, window.actions
@@ -41,14 +43,15 @@ def ask_to_bytes(ask: Ask) -> bytes:
             raise InputError(
                 f"a window has {array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
             )
-    head = ASK.pack(FORMAT, mode, ratio, ask.explore, ask.mean, rows, length, states, actions)
+    asked = (mode, ratio, to_come, ask.explore, ask.mean, ask.candidates or 0)
+    head = ASK.pack(FORMAT, *asked, rows, length, states, actions)
     return b"".join((head, *(array.tobytes() for array in arrays)))
 
 
 def ask_from_bytes(content: bytes) -> Ask:
     """Its arrays are read-only."""
     _require(len(content) >= ASK.size, "it is too short")
-    written, mode, ratio, explore, mean, *sizes = ASK.unpack_from(content)
+    written, mode, ratio, to_come, explore, mean, candidates, *sizes = ASK.unpack_from(content)
     _require(written == FORMAT, f"its format is {written}, this version reads {FORMAT}")
     _require(NO_MODE <= mode < len(MODES), f"its mode is {mode}")
     now, steps, seeds, states, actions = _arrays(content, ASK.size, _ask_shapes(*sizes))
@@ -56,8 +59,10 @@ def ask_from_bytes(content: bytes) -> Ask:
         window=Window(states=states, actions=actions, now=now, steps=steps, seeds=seeds),
         mode=None if mode == NO_MODE else MODES[mode],
         ratio=None if math.isnan(ratio) else ratio,
+        to_come=None if math.isnan(to_come) else to_come,
         explore=bool(explore),
         mean=bool(mean),
+        candidates=candidates or None,
     )
 
 

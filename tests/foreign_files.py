@@ -22,7 +22,7 @@ from replay.store import write_store
 STATES, ACTIONS = 3, 2  # S, A of everything here
 LENGTHS = (5, 7, 4)  # steps of the D4RL file's episodes: terminated, timed out, cut
 HORIZON = 7  # so the second one ran into it
-PARTS = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object": 5}
+PARTS = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2, "object": 10}
 Columns = dict[str, NDArray[Any]]
 
 

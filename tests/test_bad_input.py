@@ -215,7 +215,7 @@ DEMOS: dict[str, tuple[Callable[[Columns], list[Columns]], str]] = {
         second_demo(
             lambda d: d | {f"{w}/object": d[f"{w}/object"][:, :4] for w in ("obs", "next_obs")}
         ),
-        "episode 1: states are float32 [5, 13], expected float32 [5, 14]",
+        "episode 1: states are float32 [5, 13], expected float32 [5, 19]",
     ),
     "a lost key": (second_demo(without("obs/object")), "/data/demo_2/obs lacks"),
     "a lost next key": (second_demo(without("next_obs/object")), "/data/demo_2/next_obs lacks"),
@@ -223,7 +223,7 @@ DEMOS: dict[str, tuple[Callable[[Columns], list[Columns]], str]] = {
     "lost steps": (second_demo(lambda d: d | {k: d[k][:0] for k in d}), "neither 0"),
     "more next_obs": (
         second_demo(lambda d: {k: np.tile(v, (2, 1)) if "next" in k else v for k, v in d.items()}),
-        "next_obs of [8, 14]",
+        "next_obs of [8, 19]",
     ),
     "short rewards": (second_demo(shape("rewards", lambda c: c[1:])), "[4, 4, 3, 4] rows of obs"),
     "done 2": (second_demo(put("dones", -1, 2)), "/data/demo_2/dones holds other values"),
@@ -296,4 +296,4 @@ def test_the_command_refuses_a_damaged_store(tmp_path: Path) -> None:
         assert_refused(command(name, tmp_path / "nowhere"), "is not a store")
 
 
-assert sum(PARTS.values()) == 14  # the width that the sentences above speak of
+assert sum(PARTS.values()) == 19  # the width that the sentences above speak of

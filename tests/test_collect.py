@@ -11,6 +11,7 @@ import pytest
 from actors.collect import episode_streams
 from actors.policy import Linear, TanhGaussian
 from m3pc.datasets.sandbox import Limits
+from m3pc.files import sha256
 from m3pc.run.collect import collect
 from m3pc.run.regenerate import load_policy, regenerate
 from m3pc.types import InputError
@@ -80,6 +81,7 @@ def test_the_stored_policy_gives_the_recorded_log_probabilities() -> None:
 
     path = shared_file("d4rl/hopper_medium-v2.hdf5")
     policy = load_policy(path, Limits())
+    assert isinstance(policy, TanhGaussian)
     with h5py.File(path) as file:
         states, actions = file["observations"][()], file["actions"][()]
         recorded = file["infos/action_log_probs"][()]
@@ -114,6 +116,7 @@ def test_another_kind_of_network_is_refused(field: str, tmp_path: Path) -> None:
 
 def test_a_dope_checkpoint_is_read_too() -> None:
     policy = load_policy(shared_file("dope/walker_online_3.npz"), Limits())
+    assert isinstance(policy, TanhGaussian)
     assert [layer.weight.shape for layer in policy.hidden] == [(256, 17), (256, 256)]
     assert policy.mean.bias.shape == policy.log_std.bias.shape == (6,)
 
@@ -124,6 +127,49 @@ def test_rollouts_load_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def constant_policy(path: Path, action: float, *, states: int = 3) -> str:
+    """Of Pendulum: the same action at every step."""
+    layers = {"w0": np.zeros((2, states)), "b0": np.zeros(2), "w1": np.zeros((1, 2))}
+    np.savez(path, **layers, b1=np.array([action]))  # type: ignore[arg-type]
+    return str(path)
+
+
+def test_several_policies_take_turns_and_are_named(tmp_path: Path) -> None:
+    files = [constant_policy(tmp_path / f"{name}.npz", at) for name, at in (("a", 0.5), ("b", -1))]
+    store = regenerate(
+        files[0],
+        tmp_path / "out",
+        steps=700,
+        seed=0,
+        env_id="Pendulum-v1",
+        limits=Limits(),
+        on_progress=lambda progress: None,
+        also=files[1:],
+        workers=1,
+    )
+    actions = [set(episode.actions.ravel().tolist()) for episode in store.episodes()]
+    assert actions == [{0.5}, {-1.0}, {0.5}, {-1.0}]
+    source = store.header.source
+    assert (source["name"], source["also"]) == ("a.npz", {"b.npz": sha256(Path(files[1]))})
+
+
+def test_each_of_several_policies_has_to_fit(tmp_path: Path) -> None:
+    fits = constant_policy(tmp_path / "fits.npz", 0.5)
+    wide = constant_policy(tmp_path / "wide.npz", 0.5, states=4)
+    with pytest.raises(InputError, match=r"the policy in wide\.npz"):
+        regenerate(
+            fits,
+            tmp_path / "out",
+            steps=10,
+            seed=0,
+            env_id="Pendulum-v1",
+            limits=Limits(),
+            on_progress=lambda progress: None,
+            also=[wide],
+        )
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.long

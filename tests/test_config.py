@@ -28,6 +28,8 @@ SWITCHES = {  # every choice between the released code, the paper and small mach
     "model.encoder_layers":           (2,                2,            2),
     "model.decoder_layers":           (1,                1,            1),
     "model.action_head":              ("linear",         "two-layer",  "linear"),
+    "model.state_tokens":             ("state",          "state",      "state"),
+    "model.state_head":               ("absolute",       "absolute",   "absolute"),
     "pretrain.batch":                 (2048,             2048,         128),
     "pretrain.updates":               (140_010,          140_000,      8_000),
     "pretrain.warmup":                (40_000,           40_000,       200),

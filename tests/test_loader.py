@@ -230,7 +230,7 @@ class Absent:
 
 def test_a_coordinator_that_is_away_is_asked_again(taken: Taken) -> None:
     publish(taken.coordinator, taken.folder, versioned(1))
-    taken.loader._coordinator = Absent(taken.coordinator)  # type: ignore[assignment]
+    taken.loader._coordinator = Absent(taken.coordinator)
     for _ in range(2):
         taken.loader.look(0.0)
     assert taken.versions == [at(1)]

@@ -39,6 +39,8 @@ SHAPES: dict[str, dict[str, object]] = {
     "two-layer, 2 + 1 layers": {"model__action_head": "two-layer"},
     "two-layer, 1 + 1 layers": {"model__action_head": "two-layer", "model__encoder_layers": 1},
     "two-layer, 2 + 2 layers": {"model__action_head": "two-layer", "model__decoder_layers": 2},
+    "states from a line": {"model__state_head": "from-line"},
+    "changes told": {"model__state_tokens": "with-change", "model__state_head": "from-line"},
     "one head, other scales": {
         "model__heads": 1,
         "model__expansion": 2,
@@ -253,17 +255,18 @@ def test_shared_tokens_are_encoded_as_if_every_row_had_its_own(layers: int, grou
 @pytest.mark.parametrize("layers", [1, 2])
 @torch.inference_mode()
 def test_decoding_takes_the_given_places_in_any_order(layers: int) -> None:
-    model = tiny_model(model__decoder_layers=layers)
+    model = tiny_model(model__decoder_layers=layers, model__state_head="from-line")
     rng = np.random.default_rng(0)
     read = tuple(places(only(T, {STATES: [0, 5], ACTIONS: [2, 3], RETURNS: range(T)})))
     for mask in (visible("dynamics", now=4, length=T), FULL, *random_masks(3)):
         given = places(mask)
         memory = torch.randn(3, len(given), 16, generator=torch.Generator().manual_seed(1))
-        expected = model.decode(memory, tuple(given), read)
+        seen = random_tokens().states[:, torch.tensor(mask[STATES])]
+        expected = model.decode(memory, tuple(given), read, seen)
         for _ in range(3):
             order = rng.permutation(len(given)).tolist()
             reread = tuple(read[i] for i in rng.permutation(len(read)))
-            found = model.decode(memory[:, order], tuple(given[i] for i in order), reread)
+            found = model.decode(memory[:, order], tuple(given[i] for i in order), reread, seen)
             assert max(differences(found, expected).values()) <= 3e-6
 
 

@@ -28,6 +28,12 @@ SWITCHES: dict[str, dict[str, object]] = {
     "sums": {"returns__mode": "sum", "returns__discount": 0.9},
     "other numbers": {"planner__discount": 0.7, "planner__lam": 0.2},
     "two decoder layers": {"model__decoder_layers": 2, "model__encoder_layers": 1},
+    "states from a line": {"model__state_head": "from-line"},
+    "changes told": {"model__state_tokens": "with-change"},
+    "reconstructed from a line": {
+        "model__state_head": "from-line",
+        "planner__state_now": "reconstructed",
+    },
 }
 
 
@@ -238,12 +244,20 @@ def test_half_precision_is_the_networks_alone() -> None:
 @pytest.mark.parametrize("one_mask", [False, True])
 @pytest.mark.parametrize("fill", ["between", "released"])
 @pytest.mark.parametrize("first_visible", ["goal", "waypoints"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param({}, id="absolute"),
+        pytest.param({"model__state_head": "from-line"}, id="from a line"),
+        pytest.param({"model__state_tokens": "with-change"}, id="with changes"),
+    ],
+)
 @pytest.mark.parametrize("now", [0, 3, 4])
 @torch.inference_mode()
 def test_backward_plans_are_those_of_the_dense_reference(
-    one_mask: bool, fill: str, first_visible: str, now: int
+    one_mask: bool, fill: str, first_visible: str, model: dict[str, str], now: int
 ) -> None:
-    config = tiny_config(goal__fill=fill, goal__first_visible=first_visible)
+    config = tiny_config(goal__fill=fill, goal__first_visible=first_visible, **model)
     weights, window = tiny_weights(config), windows([now] * 2)
     found = towards_goal(
         weights.model(), weights.normaliser(), config.goal, question(window), one_mask=one_mask

@@ -29,6 +29,23 @@ def test_each_rule_on_three_rewards(rule: ReturnRule, expected: list[float]) -> 
     assert returns_to_go(REWARDS, ONE, rule).tolist() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("include_now", [True, False])
+@pytest.mark.parametrize("discount", [1.0, 0.9])
+def test_a_sum_that_comes_evenly_has_the_returns_that_its_scale_says(
+    average: bool, include_now: bool, discount: float
+) -> None:
+    """Five rewards of 3: at step t there are 3 * (5 - t) to come."""
+    rule = ReturnRule(horizon=5, average=average, include_now=include_now, discount=discount)
+    found = returns_to_go(np.full(5, 3, np.float32), np.array([5]), rule)
+    steps = np.arange(5)
+    assert (3 * (5 - steps) * rule.scale(steps)).tolist() == pytest.approx(found.tolist())
+
+
+def test_in_average_mode_a_sum_is_shared_by_the_steps_that_are_left() -> None:
+    assert ReturnRule(horizon=5).scale(np.array([0, 3, 4, 5])).tolist() == [1 / 5, 1 / 2, 1, 1]
+
+
 @given(
     st.lists(st.integers(1, 7), min_size=1, max_size=8),
     st.sampled_from([1.0, 0.9]),

@@ -10,7 +10,7 @@ from m3pc.run.nodes.ports import ports_table
 from tests.shared_data import ROOT
 
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-THREATS = [f"T{number}" for number in range(1, 21)]
+THREATS = [f"T{number}" for number in range(1, 22)]
 
 
 def row(threat: str) -> str:

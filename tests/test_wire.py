@@ -42,7 +42,8 @@ def same(one: object, other: object) -> None:
     [
         Ask(window=WINDOW),
         Ask(window=WINDOW, ratio=0.0, explore=True),
-        Ask(window=WINDOW, mean=True),
+        Ask(window=WINDOW, mean=True, candidates=7),
+        Ask(window=WINDOW, to_come=-12.5),
         *(Ask(window=windows([2]), mode=mode, ratio=0.5) for mode in MODES),
         Ask(window=windows([])),
     ],

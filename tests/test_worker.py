@@ -161,7 +161,9 @@ def test_an_episode_tells_versions_condition_and_utility() -> None:
 
 
 def test_draining_stores_what_is_unfinished() -> None:
-    desk = Desk(seeds=((10**6, n) for n in range(10**9)))  # none ends by itself
+    desk = Desk(  # in which none ends by itself
+        seeds=((10**6, n) for n in range(10**9)), options={"max_episode_steps": 10**9}
+    )
     with desk.running() as worker:
         assert eventually(lambda: desk.steps >= 20)
         assert worker.drain(PATIENCE) == 0

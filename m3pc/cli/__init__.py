@@ -17,10 +17,12 @@ from m3pc.cli import (
     explored,
     finetune,
     fleet,
+    goal,
     monitor,
     node,
     pretrain,
     replay,
+    serve,
     submit,
 )
 
@@ -45,11 +47,14 @@ app.add_typer(node.app, name="node")
 app.command("doctor")(doctor.doctor)
 app.command("pretrain")(pretrain.pretrain)
 app.command("evaluate")(evaluate.evaluate)
+app.command("goal")(goal.goal)
+app.command("goal-compare")(goal.compare)
 app.command("finetune")(finetune.finetune)
 app.command("resume")(finetune.resume)
 app.command("status")(fleet.status)
 app.command("scale")(fleet.scale)
 app.command("stop")(fleet.stop)
+app.command("serve")(serve.serve)
 app.command("submit")(submit.submit)
 app.add_typer(submit.app, name="jobs")
 app.add_typer(monitor.app, name="monitor")

@@ -5,8 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from m3pc.cli.picture import picture
+
 if TYPE_CHECKING:
     from m3pc.datasets.sandbox import Limits
+    from m3pc.run import demonstrate
+    from m3pc.run import make as training_run
     from replay.store import Store
 
 app = typer.Typer(help="Import, make and look at data sets.", no_args_is_help=True)
@@ -36,7 +40,11 @@ def import_(
     ],
     out: Out,
     keys: Annotated[
-        str, typer.Option(help="Observations to join, in order: eef_pos,object or full names.")
+        str,
+        typer.Option(help="Observations to join, in order: eef_pos,object[:3] or full names."),
+    ] = "",
+    subset: Annotated[
+        str, typer.Option(help="Only the demonstrations of this mask: train, valid, good, ...")
     ] = "",
     horizon: Horizon = None,
     env: EnvId = None,
@@ -51,20 +59,24 @@ def import_(
     from m3pc.datasets.source import Options
     from m3pc.run.ingest import ingest
 
-    names = tuple(key.strip() for key in keys.split(",") if key.strip())
-    options = Options(keys=names, horizon=horizon, env=env)
+    options = Options(keys=_names(keys), horizon=horizon, env=env, subset=subset)
     with progress(f"importing {source}", "steps") as report:
         store = ingest(
             source, out, options, _limits(memory_limit, time_limit), report, expected_sha256=sha256
         )
     _done(store)
+    known_by = store.header.source.get("environment")
+    if known_by:
+        typer.echo(f"environment: {store.header.env or 'none'} ({known_by})")
+        typer.echo(f"recorded by: {store.header.source['recorded by']}")
 
 
 @app.command()
 def info(
     store: StorePath,
     png: Annotated[
-        Path | None, typer.Option(help="Histogram of returns; default NAME-returns.png here.")
+        Path | None,
+        typer.Option(callback=picture, help="Histogram of returns; default NAME-returns.png here."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Everything as JSON, no picture.")] = False,
 ) -> None:
@@ -125,16 +137,29 @@ def sample(
 @app.command()
 def regenerate(
     source: Annotated[
-        str, typer.Argument(help="D4RL .hdf5 or id with a policy inside, or a DOPE .npz.")
+        str,
+        typer.Argument(help="D4RL .hdf5 or id with a policy inside, or an .npz that is one."),
     ],
     out: Out,
     steps: Annotated[int, typer.Option(min=1, help="Stop after the episode that completes them.")],
     seed: Seed = 0,
     env: EnvId = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SOURCE", help="A policy that takes turns with it, an episode each. Repeatable."
+        ),
+    ] = None,
+    order: Annotated[
+        str, typer.Option(help="The policy's order of observations: object,eef_pos,eef_quat,...")
+    ] = "",
+    noise: Annotated[
+        float, typer.Option(min=0, help="Standard deviation of what is added to its actions.")
+    ] = 0.0,
     memory_limit: MemoryLimit = 8.0,
     time_limit: TimeLimit = 600.0,
 ) -> None:
-    """Roll out the behaviour policy that a file holds, in D4RL's physics, on all cores."""
+    """Roll out the behaviour policy that a file holds, or several in turn, on all cores."""
     from m3pc.cli.progress import progress
     from m3pc.run.regenerate import regenerate as run
 
@@ -147,50 +172,116 @@ def regenerate(
             env_id=env,
             limits=_limits(memory_limit, time_limit),
             on_progress=report,
+            also=also or (),
+            order=_names(order),
+            noise=noise,
         )
     _done(store)
 
 
 @app.command()
 def make(
-    env: Annotated[str, typer.Argument(help="Environment id, such as d4rl/Hopper-v2.")],
+    env: Annotated[
+        str, typer.Argument(help="Environment id, such as d4rl/Hopper-v2 or robosuite/Lift.")
+    ],
     out: Annotated[
         Path | None, typer.Argument(help="Where the store goes; default data/ENV-QUALITY.")
     ] = None,
     *,
-    quality: Annotated[str, typer.Option(help="medium, medium-replay or expert.")],
+    quality: Annotated[
+        str,
+        typer.Option(
+            help="medium, medium-replay or expert; for robosuite/Lift good or noisy; for "
+            "robosuite/PickPlaceCan and robosuite/CanLim good, noisy or paired."
+        ),
+    ],
     steps: Annotated[
         int | None, typer.Option(min=1, help="Size; default 200,000, or all of a replay.")
+    ] = None,
+    episodes: Annotated[
+        int | None, typer.Option(min=1, help="Size of a scripted set; default 200.")
     ] = None,
     target_return: Annotated[
         float | None, typer.Option(help="Where training stops; default by D4RL's scale.")
     ] = None,
-    max_steps: Annotated[int, typer.Option(min=1, help="Give up after so many.")] = 1_000_000,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Stop training after so many; default 1,000,000.")
+    ] = None,
     seed: Seed = 0,
     replay: Annotated[
         Path | None, typer.Option(help="Keep the training episodes of medium or expert here too.")
     ] = None,
     png: Annotated[
-        Path | None, typer.Option(help="Learning curve; default NAME-curve.png here.")
+        Path | None,
+        typer.Option(
+            callback=picture, help="The picture; default NAME-curve.png or -roles.png here."
+        ),
     ] = None,
 ) -> None:
-    """Train a SAC until it reaches a stated return; keep its replay, or roll it out."""
-    from m3pc.cli.progress import progress
-    from m3pc.run.make import Order, make_dataset
+    """Train a SAC until it reaches a stated return; keep its replay, or roll it out. Lift and Can
+    of robosuite are played by scripts instead."""
+    from m3pc.env_names import parted
+    from m3pc.run import demonstrate
+    from m3pc.types import InputError
 
-    out = out or Path("data") / f"{env.rpartition('/')[2].lower()}-{quality}"
-    order = Order(
-        env_id=env,
-        out=out,
-        quality=quality,
-        steps=steps,
-        target_return=target_return,
-        max_steps=max_steps,
-        seed=seed,
-        replay=replay,
-        picture=png or Path(f"{out.name}-curve.png"),
+    out = out or Path("data") / f"{parted(env)[0].rpartition('/')[2].lower()}-{quality}"
+    scripted = demonstrate.is_scripted(env, quality)
+    training = {"--target-return": target_return, "--max-steps": max_steps, "--replay": replay}
+    strange = training if scripted else {"--episodes": episodes}
+    given = [name for name, value in strange.items() if value is not None]
+    if given:
+        kind = "played by script" if scripted else "made by training, whose size is --steps"
+        raise InputError(f"{', '.join(given)} given, but {env} {quality} is {kind}; leave it out")
+    if scripted:
+        _play(
+            demonstrate.Order(
+                env_id=env,
+                out=out,
+                quality=quality,
+                episodes=episodes,
+                steps=steps,
+                seed=seed,
+                picture=png or Path(f"{out.name}-roles.png"),
+            )
+        )
+        return
+    from m3pc.run.make import MAX_STEPS, Order
+
+    _train(
+        Order(
+            env_id=env,
+            out=out,
+            quality=quality,
+            steps=steps,
+            target_return=target_return,
+            max_steps=max_steps or MAX_STEPS,
+            seed=seed,
+            replay=replay,
+            picture=png or Path(f"{out.name}-curve.png"),
+        )
     )
-    with progress(f"making {out.name}", "steps") as report:
+
+
+def _play(order: "demonstrate.Order") -> None:
+    from m3pc.cli.progress import progress
+    from m3pc.run.demonstrate import demonstrate
+
+    with progress(f"making {order.out.name}", "steps" if order.steps else "episodes") as report:
+        store, roles = demonstrate(order, report)
+    for role in roles:
+        if role.lengths:
+            mean = sum(role.lengths) / len(role.lengths)
+            succeed = f"{role.successes} of {len(role.lengths)} succeed"
+            typer.echo(f"{role.name}: {succeed}, {mean:.0f} steps on average")
+    typer.echo(f"picture: {order.picture}")
+    _done(store)
+
+
+def _train(order: "training_run.Order") -> None:
+    from m3pc.cli.progress import progress
+    from m3pc.run.make import make_dataset
+
+    with progress(f"making {order.out.name}", "steps") as report:
         store, training = make_dataset(order, report)
     last = training.curve[-1]
     typer.echo(
@@ -218,6 +309,10 @@ def store_path(text: str) -> Path:
     if name not in names:
         raise InputError(f"{text} does not come with m3pc; there is {', '.join(names)}")
     return SHIPPED / name
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _limits(memory: float, seconds: float) -> "Limits":

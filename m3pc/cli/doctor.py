@@ -22,6 +22,7 @@ import typer
 from m3pc.children import ROOT, python_path
 
 PROBE_SECONDS = 30.0  # a probe that is not back by then is reported as hanging
+ROBOSUITE_SECONDS = 90.0  # its first start on a machine compiles
 OLDEST_PYTHON = (3, 11)
 LEAST_DISK = 2.0  # GB: one D4RL data set, its store and a few checkpoints
 D4RL_IDS = ("d4rl/Hopper-v2", "d4rl/Walker2d-v2", "d4rl/HalfCheetah-v2")
@@ -73,6 +74,7 @@ def all_checks(environ: Mapping[str, str]) -> dict[str, Callable[[], Sequence[Ch
         "import pyarrow": lambda: [imports("pyarrow", environ)],
         "import mujoco": lambda: [imports("mujoco", environ)],
         "D4RL environments": lambda: [d4rl_environments(environ)],
+        "robosuite": lambda: [robosuite(environ)],
         "rendering, egl": lambda: [rendering("egl", environ)],
         "rendering, osmesa": lambda: [rendering("osmesa", environ)],
         "torch": lambda: list(torch_back_ends(probe(TORCH, environ))),
@@ -178,6 +180,37 @@ def d4rl_environments(environ: Mapping[str, str]) -> Check:
     if absent:
         return Check(name, "missing", f"no {', '.join(absent)}", "reinstall m3pc")
     return Check(name, "ok", ", ".join(D4RL_IDS))
+
+
+# Two lines: what simulates, after a step; that it renders, after a frame.
+ROBOSUITE = """
+import m3pc.envs
+env = m3pc.envs.make("robosuite/PickPlaceCan", render_mode="rgb_array", width=64, height=64)
+env.reset(seed=0)
+env.step(env.action_space.sample())
+print(m3pc.envs.engine(env), flush=True)
+frame = env.render()
+env.close()
+assert frame.max() > frame.min(), "the frame has one colour only"
+print("renders")
+"""
+
+
+def robosuite(environ: Mapping[str, str]) -> Check:
+    """Whether a manipulation task can be made, stepped and seen."""
+    if package("robosuite", "").status != "ok":
+        advice = "for manipulation tasks: pip install 'm3pc[robosuite]'"
+        return Check("robosuite", "optional", "missing", advice)
+    seen = {"MUJOCO_GL": "egl", **environ}
+    answer = probe(ROBOSUITE, seen, ROBOSUITE_SECONDS)
+    lines = answer.output.splitlines()
+    if not lines:
+        advice = "for manipulation tasks, what it says; or pip install 'm3pc[robosuite]' anew"
+        return Check("robosuite", "optional", answer.died, advice)
+    if answer.died:
+        found = f"{lines[0]}; no pictures: it {answer.died}"
+        return Check("robosuite", "optional", found, "for videos, see rendering below")
+    return Check("robosuite", "ok", ", ".join(lines))
 
 
 FRAME = """

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from m3pc.cli.processes import Processes
+
 if TYPE_CHECKING:
+    from actors.evaluate import Evaluation
     from m3pc.run.evaluate import Match, Order, Played
 
 
@@ -36,7 +39,8 @@ def evaluate(
         typer.Option("--set", metavar="PATH=VALUE", help="Change how to plan. May be repeated."),
     ] = None,
     waypoints: Annotated[
-        Path | None, typer.Option(help=".npy of states to reach, a row a step: for goal modes.")
+        Path | None,
+        typer.Option(help=".npy or .csv of states to reach, a row a step: for goal modes."),
     ] = None,
     spacing: Annotated[
         int | None,
@@ -56,6 +60,7 @@ def evaluate(
             "--reuse", help="Do not play again what CKPT/evaluations/ has of the very same."
         ),
     ] = False,
+    processes: Processes = 0,
     video: Annotated[bool, typer.Option("--video", help="Film the first episode too.")] = False,
     out: Annotated[
         Path | None, typer.Option("--json", help="Everything as JSON; default CKPT/evaluations/.")
@@ -94,7 +99,7 @@ def evaluate(
         found = one.kept(_folder(checkpoint)) if reuse else None
         if found is None:
             with progress(f"playing {one.name}", "episodes") as report:
-                found = one.play(report)
+                found = one.play(report, processes)
         played.append(found)
     _show(played)
     rows = [one.as_json() for one in played]
@@ -112,10 +117,13 @@ def evaluate(
         typer.echo(f"video: {path}")
 
 
+def run_folder(checkpoint: Path) -> Path:
+    """Of the run that it belongs to: what is kept there stays when old checkpoints go."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
+
+
 def _folder(checkpoint: Path) -> Path:
-    """Beside the checkpoints of a run, where they stay when old checkpoints go."""
-    run = checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
-    return run / "evaluations"
+    return run_folder(checkpoint) / "evaluations"
 
 
 def _stem(order: "Order", ready: "list[Match]") -> str:
@@ -137,7 +145,9 @@ def _show(played: "list[Played]") -> None:
     first = played[0].evaluation
     title = f"{first.env_id}, {len(first.returns)} episodes, seed {first.seed}, {first.engine}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for name in ("planner", "return", "score", "steps", "asked", "ratio", "plans", "per s"):
+    rated = first.successes is not None
+    kind = "success" if rated else "score"  # of D4RL's environments: none has both
+    for name in ("planner", "return", kind, "steps", "asked", "ratio", "plans", "per s"):
         table.add_column(name, justify="left" if name == "planner" else "right", no_wrap=True)
     for one in played:
         found = one.evaluation
@@ -145,8 +155,8 @@ def _show(played: "list[Played]") -> None:
         effective, asked = found.effective.mean(), found.first_conditions.mean()
         table.add_row(
             one.name,
-            _with_error(found.mean, found.standard_error, 0),
-            score,
+            _with_error(found.mean, found.standard_error, 2 if rated else 0),
+            _success(found) if rated else score,
             f"{found.lengths.mean():.0f}",
             "" if math.isnan(asked) else f"{asked:.3g}",
             "" if math.isnan(asked) else f"{one.ratio:g}",
@@ -154,6 +164,13 @@ def _show(played: "list[Played]") -> None:
             f"{found.decisions_per_second:.0f}",
         )
     Console(highlight=False).print(table)
+
+
+def _success(found: "Evaluation") -> str:
+    """The rate and its interval: 67 % [21, 94]."""
+    assert found.success_rate is not None and found.success_interval is not None
+    low, high = (100 * bound for bound in found.success_interval)
+    return f"{100 * found.success_rate:.0f} % [{low:.0f}, {high:.0f}]"
 
 
 def _with_error(value: float, error: float | None, digits: int) -> str:

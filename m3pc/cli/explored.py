@@ -6,13 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from m3pc.cli.picture import picture
+
 if TYPE_CHECKING:
     from m3pc.run.online.exploration import Exploration
 
 
 def explored(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of online runs.")],
-    png: Annotated[Path | None, typer.Option(help="Draw it, a panel a run.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(callback=picture, help="Draw it, a panel a run.")
+    ] = None,
 ) -> None:
     """Returns of collected episodes over the run, against the level before it. Reads files only."""
     from m3pc.run.online.exploration import draw

@@ -56,6 +56,7 @@ def finetune(
     """Collect, learn and plan again with what was learned."""
     from m3pc import checkpoint
     from m3pc.cli.data import open_store
+    from m3pc.env_names import refuse_strangers
     from m3pc.run.online.run import start
     from m3pc.run.trackers import require
     from m3pc.settings import override
@@ -78,11 +79,8 @@ def finetune(
     env_id = env or found.weights.env
     if env_id is None:
         raise InputError(f"{source} does not say which environment it is for; give --env")
-    if env is None and ":" in env_id:
-        raise InputError(
-            f"{source} names the environment {env_id!r}, whose module would be run; if you trust "
-            "it, give it with --env"
-        )
+    if env is None:
+        refuse_strangers(env_id, source)
     run = out or Path("runs") / f"{source.resolve().name}-online-seed{config.seed}"
     start(found, open_store(data), env_id, config, run)
     _go_on(run, local=local, address=address, coordinator=coordinator, metrics=metrics, track=track)

@@ -33,10 +33,11 @@ def pretrain(
     """Learn from logged episodes; end with what decides whether planning can work."""
     from m3pc.cli.data import open_store
     from m3pc.cli.progress import progress
-    from m3pc.presets import DEFAULT_PRESET, resolve
+    from m3pc.presets import DEFAULT_PRESET, of_environment, resolve
     from m3pc.run.pretrain import draw_curve, start
     from m3pc.run.pretrain import resume as go_on
     from m3pc.run.trackers import require
+    from m3pc.settings import flatten
     from m3pc.types import InputError
 
     require(track)
@@ -49,14 +50,26 @@ def pretrain(
         raise InputError("there is nothing to learn from; give --data STORE, or --resume RUN")
     else:
         chosen = [*(sets or ()), *([] if seed is None else [f"seed={seed}"])]
-        config = resolve(preset=preset, file=file, sets=chosen)
-        name = f"{store.path.resolve().name}-{preset or DEFAULT_PRESET}-seed{config.seed}"
+        config = resolve(preset=preset, env=store.header.env, file=file, sets=chosen)
+        preset = preset or _preset_of(file) or DEFAULT_PRESET
+        name = f"{store.path.resolve().name}-{preset}-seed{config.seed}"
         run = out or Path("runs") / name
         start(store, config, run)
+        for path, value in of_environment(store.header.env, preset).items():
+            if flatten(config)[path] == value:
+                typer.echo(f"{path} = {value}, as the data are of {store.header.env}")
     with progress(f"pretraining {run.name}", "updates") as report:
         done = go_on(run, report, data=store, track=track)
     _show(done)
     typer.echo(f"picture: {draw_curve(run)}")
+
+
+def _preset_of(file: Path | None) -> str | None:
+    """The one that a file of settings names, which was read before and is right."""
+    from m3pc import strict_yaml
+
+    tree = None if file is None else strict_yaml.read(file.read_text(encoding="utf-8"))
+    return tree.get("preset") if isinstance(tree, dict) else None
 
 
 def _show(done: "Pretrained") -> None:

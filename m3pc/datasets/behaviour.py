@@ -1,11 +1,12 @@
-"""The behaviour policy inside a D4RL file, or a DOPE checkpoint: arrays of one small network.
+"""The behaviour policy inside a D4RL file, or in an .npz: arrays of one small ReLU network.
 
-Both name their layers fc0, fc1, ..., last_fc (mean) and last_fc_log_std, each with weight and bias.
+D4RL and DOPE name layers fc0, fc1, ..., last_fc (mean) and last_fc_log_std, each with weight and
+bias. An .npz may also hold w0, b0, w1, b1, ..., whose last layer gives the action itself.
 """
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from m3pc.datasets.hdf5 import NUMBERS, array, members, open_hdf5, subgroup, tex
 from m3pc.types import Floats, InputError
 
 LARGEST = 256 << 20  # bytes of all arrays
+FC, PLAIN = r"fc\d+\.weight", r"w\d+"  # weights of hidden layers, of all layers
 Arrays = dict[str, Floats]
+Layer = tuple[str, str]  # names of a weight [out, in] and a bias [out]
 
 
 def main(job: dict[str, Any]) -> None:
@@ -32,11 +35,22 @@ def load(path: Path) -> Arrays:
         return check(dict(found), path.name)
 
 
+def layers(names: Iterable[str]) -> tuple[list[Layer], list[Layer]]:
+    """Hidden layers, and those on top of the last one: mean and log std, or the action."""
+    counts = {kind: sum(bool(re.fullmatch(kind, name)) for name in names) for kind in (FC, PLAIN)}
+    if counts[PLAIN]:
+        plain = [(f"w{i}", f"b{i}") for i in range(counts[PLAIN])]
+        return plain[:-1], plain[-1:]
+    hidden = [f"fc{i}" for i in range(counts[FC])]
+    tops = ("last_fc", "last_fc_log_std")
+    named = [(f"{layer}.weight", f"{layer}.bias") for layer in (*hidden, *tops)]
+    return named[: len(hidden)], named[len(hidden) :]
+
+
 def check(raw: Mapping[str, np.ndarray], name: str) -> Arrays:
     """Float32 arrays whose shapes chain from the state to the action, all finite."""
-    hidden = [f"fc{i}" for i in range(sum(1 for k in raw if re.fullmatch(r"fc\d+\.weight", k)))]
-    layers = [*hidden, "last_fc", "last_fc_log_std"]
-    wanted = [f"{layer}.{part}" for layer in layers for part in ("weight", "bias")]
+    hidden, tops = layers(raw)
+    wanted = [key for layer in (*hidden, *tops) for key in layer]
     missing = [key for key in wanted if key not in raw]
     if missing or not hidden:
         raise InputError(
@@ -46,18 +60,19 @@ def check(raw: Mapping[str, np.ndarray], name: str) -> Arrays:
     if strange:
         raise InputError(f"{name}: {strange} are not arrays of numbers")
     arrays = {key: to_float32(np.ascontiguousarray(raw[key])) for key in wanted}
-    width = arrays["fc0.weight"].shape[-1]
-    for layer in layers:
-        weight, bias = arrays[f"{layer}.weight"], arrays[f"{layer}.bias"]
+    width = arrays[hidden[0][0]].shape[-1]
+    for layer in (*hidden, *tops):
+        weight, bias = (arrays[key] for key in layer)
+        label = layer[0].removesuffix(".weight")
         if weight.ndim != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
             raise InputError(
-                f"{name}: {layer} has shapes {list(weight.shape)}, {list(bias.shape)}; "
+                f"{name}: {label} has shapes {list(weight.shape)}, {list(bias.shape)}; "
                 f"expected [out, {width}], [out]"
             )
         if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
-            raise InputError(f"{name}: {layer} holds NaN or Inf")
+            raise InputError(f"{name}: {label} holds NaN or Inf")
         width = len(weight) if layer in hidden else width
-    if arrays["last_fc.bias"].shape != arrays["last_fc_log_std.bias"].shape:
+    if len({arrays[bias].shape for _, bias in tops}) > 1:
         raise InputError(f"{name}: last_fc and last_fc_log_std give actions of different widths")
     return arrays
 

@@ -102,6 +102,18 @@ def text(group: h5py.Group, name: str) -> bytes:
     return bytes(value) if isinstance(value, bytes) else repr(value).encode()
 
 
+def texts(group: h5py.Group, name: str) -> list[str]:
+    """A list of short texts of one size each, as names of demonstrations are kept."""
+    found = _member(group, name)
+    if not isinstance(found, h5py.Dataset):
+        raise InputError(f"{found.name} is a group, expected texts")
+    with _readable(found.name):
+        _check_header(found, kinds="S")
+        if found.ndim != 1 or found.dtype.itemsize > LONGEST_TEXT:
+            raise InputError(f"{found.name} holds {found.dtype} {found.shape}, expected texts [n]")
+        return [bytes(value).decode(errors="replace") for value in found[()]]
+
+
 def _member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset:
     path = _path(group, name)
     with _readable(path):
@@ -117,9 +129,10 @@ def _path(group: h5py.Group, name: str) -> str:
     return f"{group.name.rstrip('/')}/{name}"
 
 
-def _check_header(found: h5py.Dataset) -> None:
-    if found.dtype.kind not in NUMBERS:
-        raise InputError(f"{found.name} holds {found.dtype}, expected numbers")
+def _check_header(found: h5py.Dataset, kinds: str = NUMBERS) -> None:
+    if found.dtype.kind not in kinds:
+        expected = "numbers" if kinds == NUMBERS else "texts of one size"
+        raise InputError(f"{found.name} holds {found.dtype}, expected {expected}")
     _refuse_elsewhere(found)
     if found.shape is None or found.size * max(found.dtype.itemsize, 8) > LARGEST:
         raise InputError(

@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box
 
+from m3pc.env_names import parted
 from m3pc.types import Episode
 
 STEP_LIMIT = "step_limit"  # in the metadata: an environment that nobody knows has no other place
@@ -83,10 +84,13 @@ def _buffer(episode: Episode) -> Any:
 
 def _env_spec(env: str | None, horizon: int) -> EnvSpec | None:
     """As it is registered here, so that Minari can make it again; else with its name alone."""
-    if env is None or ":" in env:
+    env_id, arguments = parted(env) if env else ("", {})
+    if not env_id or ":" in env_id:
         return None
     try:
-        spec = deepcopy(gymnasium.registry[env]) if env in gymnasium.registry else EnvSpec(env)
+        known = gymnasium.registry.get(env_id)
+        spec = deepcopy(known) if known else EnvSpec(env_id)
+        spec.kwargs |= arguments
         spec.max_episode_steps = horizon
         spec.to_json()
     except (gymnasium.error.Error, TypeError, ValueError):  # no id, or made of code

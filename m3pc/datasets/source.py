@@ -13,6 +13,7 @@ class Options:
     keys: tuple[str, ...] = ()  # observations to join, in this order
     horizon: int | None = None  # H, the environment's step limit
     env: str | None = None
+    subset: str = ""  # one of robomimic's masks; all episodes without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,12 @@
-"""Environments by id. Importing this registers `d4rl/*`; mujoco loads when one is made."""
+"""Environments by id. Importing this registers `d4rl/*` and `robosuite/*`; simulators load when
+one is made.
+"""
 
 import gymnasium
 
 from m3pc.envs.make import engine, make, make_vector, step_limit
 from m3pc.envs.scores import normalised_score, robot
+from m3pc.manipulation import TASKS
 
 __all__ = ["engine", "make", "make_vector", "normalised_score", "robot", "step_limit"]
 
@@ -12,4 +15,12 @@ for _name in ("Hopper", "Walker2d", "HalfCheetah"):
         id=f"d4rl/{_name}-v2",
         entry_point=f"m3pc.envs.d4rl:{_name}Env",
         max_episode_steps=1000,
+    )
+
+for _id, _task in TASKS.items():
+    gymnasium.register(
+        id=_id,
+        entry_point="m3pc.envs.robosuite:ManipulationEnv",
+        max_episode_steps=_task.limit,
+        kwargs={"task": _id},
     )

@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import FlattenObservation, RescaleAction, TransformAction
 
+from m3pc.env_names import parted
 from m3pc.types import InputError
 
 Env = gymnasium.Env[Any, Any]
@@ -26,9 +27,15 @@ ADVICE: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
 
 
 def make(env_id: str, **kwargs: Any) -> Env:
-    """Any environment of gymnasium with Box spaces. `kwargs` go to gymnasium.make."""
+    """Any environment of gymnasium with Box spaces, by id or by name (`env_names`).
+
+    `kwargs` go to gymnasium.make and win over those of the name.
+    """
+    plain, arguments = parted(env_id)
     try:
-        env = gymnasium.make(env_id, **kwargs)
+        env = gymnasium.make(plain, **arguments | kwargs)
+    except InputError:  # ours say what to do
+        raise
     except Exception as error:  # an environment is foreign code: it raises what it likes
         raise InputError(_cannot_make(env_id, error)) from error
     try:
@@ -77,6 +84,9 @@ def engine(env: Env) -> str:
     """Name and version of what computes the physics; belongs beside every score."""
     import mujoco
 
+    own = getattr(env.unwrapped, "engine", None)
+    if isinstance(own, str):
+        return own
     if isinstance(getattr(env.unwrapped, "model", None), mujoco.MjModel):
         return f"mujoco {mujoco.__version__}"
     return f"gymnasium {gymnasium.__version__}"
@@ -84,8 +94,9 @@ def engine(env: Env) -> str:
 
 def _cannot_make(env_id: str, error: Exception) -> str:
     advice = next(advice for types, advice in ADVICE if isinstance(error, types))
-    known = [name for name in gymnasium.registry if name != env_id]
-    close = difflib.get_close_matches(env_id, known, n=4)
+    plain, _ = parted(env_id)
+    known = [name for name in gymnasium.registry if name != plain]
+    close = difflib.get_close_matches(plain, known, n=4)
     hint = f" (close to it: {', '.join(close)})" if close else ""
     return f"environment {env_id!r} cannot be made: {str(error).rstrip('.')}. {advice}{hint}."
 

@@ -3,6 +3,9 @@
 import re
 from collections.abc import Mapping
 
+from m3pc.env_names import parted
+from m3pc.manipulation import TASKS
+
 REFERENCE: Mapping[str, tuple[float, float]] = {
     # robot: mean episode return of (random, expert), from D4RL's own table
     "Hopper": (-20.272305, 3234.3),
@@ -13,15 +16,22 @@ ROBOT = re.compile(r"(?:d4rl/)?(\w+?)(?:-v\d+)?")  # d4rl's ids and gymnasium's 
 
 
 def robot(env_id: str) -> str:
-    """Hopper of Hopper-v4 and of d4rl/Hopper-v2; an id of another form as it is."""
-    match = ROBOT.fullmatch(env_id)
-    return match[1] if match else env_id
+    """Hopper of Hopper-v4 and of d4rl/Hopper-v2, PickPlaceCan of robosuite/CanLim; an id of another
+    form as it is."""
+    plain, _ = parted(env_id)
+    if plain in TASKS:
+        return TASKS[plain].name
+    match = ROBOT.fullmatch(plain)
+    return match[1] if match else plain
 
 
 def normalised_score(env_id: str, episode_return: float) -> float | None:
-    """The return on D4RL's scale; None where D4RL has no reference for the environment."""
+    """The return on D4RL's scale; None where D4RL has no reference for the environment.
+
+    One that is made with other arguments is another environment.
+    """
     name = robot(env_id)
-    if name not in REFERENCE:
+    if name not in REFERENCE or parted(env_id)[1]:
         return None
     random, expert = REFERENCE[name]
     return 100 * (episode_return - random) / (expert - random)

@@ -14,6 +14,7 @@ from replay.manifest import Header
 from replay.store import StoreWriter
 
 REPORT_EVERY = 20_000  # steps
+NO_SUBSETS = "--subset is {!r}, but only robomimic's files have subsets; leave it out"
 # A file may hold one array under any number of names, each of which becomes an episode.
 LARGEST, LARGEST_RATIO = 1 << 30, 64  # bytes of a store; if more, in those of its source on disk
 
@@ -22,6 +23,8 @@ def main(job: dict[str, Any]) -> None:
     """job: path, kind ('' to find out), name, sha256, options, out (an empty folder)."""
     options = Options(**{**job["options"], "keys": tuple(job["options"]["keys"])})
     path = Path(job["path"])
+    if options.subset and path.is_dir():
+        raise InputError(NO_SUBSETS.format(options.subset))
     origin = {"name": job["name"], "sha256": job["sha256"]}
     if path.is_dir():
         if not minari.is_minari(path):
@@ -34,6 +37,8 @@ def main(job: dict[str, Any]) -> None:
         kind = job["kind"] or _kind(file, path)
         if kind == "robomimic":
             source = robomimic.read_robomimic(file, options)
+        elif options.subset:
+            raise InputError(NO_SUBSETS.format(options.subset))
         else:
             source = d4rl.read_d4rl(file, job["name"], options)
         _write(source, origin, Path(job["out"]), _largest(path))

@@ -32,7 +32,7 @@ class Dataset:
 
 def prepare(store: Store, config: Config) -> Dataset:
     train, held_out = split(store, config)
-    rule = return_rule(config, store.header.horizon)
+    rule = ReturnRule.of(config.returns, store.header.horizon)
     chosen_rows = [(_rows(s, chosen), s) for s, chosen in _by_segment(store, train)]
     returns = [returns_to_go(s.rewards, s.lengths, rule) for s in store.segments]
     columns = {
@@ -66,15 +66,6 @@ def prepare(store: Store, config: Config) -> Dataset:
             store, returns, _best(store, train, config.replay.episodes), store.header.horizon
         ),
         return_range=np.concatenate([used["returns"].low, used["returns"].high]).astype("f4"),
-    )
-
-
-def return_rule(config: Config, horizon: int) -> ReturnRule:
-    return ReturnRule(
-        horizon=horizon,
-        average=config.returns.mode == "average",
-        include_now=config.returns.include_now,
-        discount=config.returns.discount,
     )
 
 

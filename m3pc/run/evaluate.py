@@ -1,20 +1,23 @@
 """A checkpoint's planners, played in an environment."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from actors.evaluate import Evaluation, evaluate
 from actors.video import record_video
 from m3pc import checkpoint
 from m3pc.checkpoint import Checkpoint
 from m3pc.config import BACKWARD, MODES
-from m3pc.envs import engine, make, robot
+from m3pc.env_names import parted, refuse_strangers
+from m3pc.envs import engine, make
+from m3pc.goals.files import read_table
+from m3pc.goals.tasks import rows_per_subgoal
+from m3pc.manipulation import TASKS
 from m3pc.run.agent import policy
 from m3pc.types import Floats, InputError
 from m3pc.weights import Weights
@@ -23,6 +26,7 @@ from planner.policy import Policy
 
 Report = Callable[[Mapping[str, Any]], None]
 SLOTS = 32  # environments that ask together
+HEAVY_SLOTS = 16  # of those that take 80 MB each, and all cores to step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,7 @@ class Order:
     seed: int
     ratio: float | None = None  # times the best return of the data; default: the configuration's
     sets: tuple[str, ...] = ()
-    waypoints: Path | None = None  # .npy [H, S], for backward plans
+    waypoints: Path | None = None  # .npy or .csv [H, S], for backward plans
     spacing: int | None = None  # rows that share a subgoal; default: the configuration's
 
 
@@ -77,13 +81,16 @@ class Match:
     def name(self) -> str:
         return self.label or self.mode
 
-    def play(self, report: Report) -> Played:
+    def play(self, report: Report, processes: int = 0) -> Played:
+        """`processes` step the environments; 0: as many as there are cores if these are heavy."""
+        slots, processes = together(self.env_id, processes)
         found = evaluate(
             self.env_id,
             self.policy,
             episodes=self.order.episodes,
             seed=self.order.seed,
-            slots=SLOTS,
+            slots=slots,
+            processes=processes,
             window=self.policy.config.model.window,
             horizon=self.policy.config.planner.horizon,
             waypoints=self.waypoints,
@@ -137,6 +144,13 @@ class Match:
         )
 
 
+def together(env_id: str, processes: int = 0) -> tuple[int, int]:
+    """How many environments ask together, and how many processes step them; 0: by their weight."""
+    if parted(env_id)[0] in TASKS:
+        return HEAVY_SLOTS, processes or len(os.sched_getaffinity(0))
+    return SLOTS, processes or 1
+
+
 def matches(order: Order, names: Sequence[str] = ()) -> list[Match]:
     """A match for each planner named, or for that of the configuration, all of the same weights.
 
@@ -144,7 +158,7 @@ def matches(order: Order, names: Sequence[str] = ()) -> list[Match]:
     anything is played.
     """
     found = checkpoint.read(order.path)
-    env_id = _environment(order, found.weights)
+    env_id = environment(order.path, order.env_id, found.weights)
     return [_match(order, found, env_id, more) for more in _settings(names) or [[]]]
 
 
@@ -156,23 +170,20 @@ def _match(order: Order, found: Checkpoint, env_id: str, more: list[str]) -> Mat
     )
 
 
-def _environment(order: Order, weights: Weights) -> str:
-    """The id of an environment whose states and actions are those of the weights."""
-    env_id = order.env_id or weights.env
+def environment(path: Path, asked: str | None, weights: Weights) -> str:
+    """The id of an environment whose states and actions are those of the weights at `path`."""
+    env_id = asked or weights.env
     if env_id is None:
-        raise InputError(f"{order.path} does not say which environment it is for; give --env")
-    if order.env_id is None and ":" in env_id:  # gymnasium imports what stands before the colon
-        raise InputError(
-            f"{order.path} names the environment {env_id!r}, whose module would be run; "
-            "if you trust it, give it with --env"
-        )
+        raise InputError(f"{path} does not say which environment it is for; give --env")
+    if asked is None:
+        refuse_strangers(env_id, path)
     with closing(make(env_id)) as env:
         sizes = [space.shape for space in (env.observation_space, env.action_space)]
     expected = [(weights.state_size,), (weights.action_size,)]
     if sizes != expected:
         raise InputError(
             f"states and actions of {env_id} have shapes {sizes[0]} and {sizes[1]}, those of "
-            f"{order.path} {expected[0]} and {expected[1]}; give the --env that it learned from"
+            f"{path} {expected[0]} and {expected[1]}; give the --env that it learned from"
         )
     return env_id
 
@@ -182,23 +193,16 @@ def _waypoints(order: Order, ready: Policy, env_id: str) -> Floats | None:
     if mode not in BACKWARD:
         return None
     if order.waypoints is None:
-        raise InputError(f"planner {mode} needs states to reach; give --waypoints FILE.npy")
-    try:
-        table = np.lib.format.open_memmap(order.waypoints, mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"{order.waypoints} is not a .npy of numbers: {error}") from None
-    if table.dtype.kind not in "fiu" or table.ndim != 2 or table.shape[1] != weights.state_size:
         raise InputError(
-            f"{order.waypoints} has {table.dtype} of shape {list(table.shape)}; expected rows of "
-            f"{weights.state_size} numbers, one row a step"
+            f"planner {mode} needs states to reach; give --waypoints FILE, .npy or .csv"
         )
-    states: Floats = table.astype(np.float32)
-    if len(states) < weights.horizon or not np.isfinite(states).all():
+    states = read_table(order.waypoints, weights.state_size)
+    if len(states) < weights.horizon:
         raise InputError(
-            f"{order.waypoints} has {len(states)} rows, or some that are not finite; expected "
-            f"finite numbers for each of {weights.horizon} steps: repeat the last row to stay there"
+            f"{order.waypoints} has {len(states)} rows; expected one for each of "
+            f"{weights.horizon} steps: repeat the last row to stay there"
         )
-    spacing = ready.config.goal.spacing.model_dump().get(robot(env_id).lower(), 1)
+    spacing = rows_per_subgoal(ready.config.goal, env_id)
     return subgoals(states, order.spacing or spacing)
 
 

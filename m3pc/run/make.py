@@ -7,16 +7,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import m3pc.envs
 from m3pc.files import staged_directory
 from m3pc.pictures import learning_curve
-from m3pc.run.collect import collect
+from m3pc.run.collect import collect, header_of
 from m3pc.run.train import Progress, Training, stated_return, train
 from m3pc.types import Episode, InputError
 from replay.manifest import Header
 from replay.store import Store, StoreWriter
 
 STEPS = 200_000  # of a rolled-out set
+MAX_STEPS = 1_000_000  # of training, where no number is given
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -102,22 +102,14 @@ def _fill(folder: Path, header: Header, episodes: Iterable[Episode], on_progress
 
 
 def _header(order: Order, target: float) -> Header:
-    with m3pc.envs.make(order.env_id) as env:
-        assert env.observation_space.shape and env.action_space.shape
-        return Header(
-            states=env.observation_space.shape[0],
-            actions=env.action_space.shape[0],
-            horizon=m3pc.envs.step_limit(env),
-            env=order.env_id,
-            source={
-                "kind": "made",
-                "quality": order.quality,
-                "algorithm": "sac",
-                "seed": order.seed,
-                "target_return": round(target, 3),
-                "engine": m3pc.envs.engine(env),
-            },
-        )
+    source = {
+        "kind": "made",
+        "quality": order.quality,
+        "algorithm": "sac",
+        "seed": order.seed,
+        "target_return": round(target, 3),
+    }
+    return header_of(order.env_id, source)
 
 
 def _with(header: Header, **facts: object) -> Header:

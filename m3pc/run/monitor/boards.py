@@ -19,6 +19,7 @@ KINDS: Final = ("timeseries", "stat", "table", "state-timeline")
 OPTIONAL: Final = {
     "node_": "no node exporter runs",
     "m3pc_run_evaluation_score": "D4RL has no score for the environment",
+    "m3pc_serve_": "nothing is served to robots",
     "ray_memory_manager_worker_eviction_total": "Ray killed nothing for memory",
 }
 ORDER: Final = ("overview", "data-path", "learner-and-policy", "hosts-and-ray")  # others after them

@@ -38,8 +38,8 @@ from m3pc.metrics import (
     UPDATES_DONE,
     VALUES,
 )
-from m3pc.returns import returns_to_go
-from m3pc.run.dataset import envelope, return_rule, split
+from m3pc.returns import ReturnRule, returns_to_go
+from m3pc.run.dataset import envelope, split
 from m3pc.run.online.run import OnlineRun
 from m3pc.run.online.staleness import Staleness
 from m3pc.settings import replace
@@ -95,7 +95,7 @@ class Trainer:
         config = self.config
         as_pretrained = replace(config, {"seed": self.run.facts.split_seed})
         train, _ = split(logged, as_pretrained)
-        self._rule = return_rule(config, self.run.facts.horizon)
+        self._rule = ReturnRule.of(config.returns, self.run.facts.horizon)
         self._buffer = trajectory_buffer(
             logged,
             collected,

@@ -1,0 +1,221 @@
+"""Robots at 20 Hz that ask one `m3pc serve`, over HTTP, from a process of their own.
+
+python -m benchmarks.serve CKPT [--planner m] [--clients 1,4,16] [--seconds 30] [--deadline-ms 50]
+
+Milliseconds are those of the whole way, as a robot sees them; missed are the answers that came
+after the deadline, by the robot's clock. Robots begin at random moments and keep their pace: each
+asks when its time has come, or at once when the last answer came too late for that. The exit code
+is 1 if answers were missed at 4 clients; other numbers of clients are reported only.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.tables import table
+from m3pc.children import python_path
+from m3pc.robot_client import Planner, Session
+
+HZ = 20.0
+PROMISED = 4  # robots, none of whose answers is late
+START_SECONDS, STOP_SECONDS = 120.0, 30.0
+WARM_UP = 2.0  # seconds that are not counted
+HEAD = ("clients", "answers", "p50 ms", "p99 ms", "worst ms", "in the server p50, p99 ms",
+        "missed", "candidates", "unplanned", "answers/s")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    address: str
+    token: str
+    clients: int
+    seconds: float
+    deadline_ms: float
+    binary: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    clients: int
+    answers: int
+    p50: float
+    p99: float
+    worst: float
+    server_p50: float
+    server_p99: float
+    missed: int
+    candidates: float
+    unplanned: float  # share
+    rate: float
+
+    def cells(self) -> list[str]:
+        return [
+            *(str(self.clients), str(self.answers)),
+            *(f"{each:.1f}" for each in (self.p50, self.p99, self.worst)),
+            f"{self.server_p50:.1f}, {self.server_p99:.1f}",
+            *(str(self.missed), f"{self.candidates:.1f}", f"{self.unplanned:.1%}"),
+            f"{self.rate:.1f}",
+        ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n\n")[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--planner", default="m")
+    parser.add_argument("--clients", default="1,4,16")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--deadline-ms", type=float, default=1000 / HZ)
+    parser.add_argument("--json-messages", action="store_true", help="JSON instead of msgpack")
+    parser.add_argument("--out", type=Path, help="a line of JSON for each row")
+    given = parser.parse_args()
+    counts = [int(count) for count in given.clients.split(",")]
+    with served(given.checkpoint, given.planner) as (address, token):
+        print(f"planner {given.planner}, {HZ:g} Hz, deadline {given.deadline_ms:g} ms\n")
+        rows = [
+            asked(
+                Load(
+                    address=address,
+                    token=token,
+                    clients=count,
+                    seconds=given.seconds,
+                    deadline_ms=given.deadline_ms,
+                    binary=not given.json_messages,
+                )
+            )
+            for count in counts
+        ]
+    table(HEAD, [row.cells() for row in rows])
+    for row in rows:
+        aim = " (aim 0)" if row.clients == PROMISED else ""
+        print(f"- missed at {row.clients}: {row.missed} of {row.answers}{aim}")
+    if given.out:
+        given.out.write_text("".join(f"{json.dumps(asdict(row))}\n" for row in rows))
+    raise SystemExit(exit_code(rows))
+
+
+def exit_code(rows: Sequence[Row]) -> int:
+    """1 where four robots, as many as are promised for, did not all get their answers in time."""
+    return int(any(row.missed for row in rows if row.clients == PROMISED))
+
+
+@contextmanager
+def served(checkpoint: Path, planner: str) -> Iterator[tuple[str, str]]:
+    """The command as users start it: its address and its token."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        token = Path(folder) / "token"
+        command = [sys.executable, "-P", "-m", "m3pc", "serve", str(checkpoint.absolute())]
+        command += ["--port", str(port), "--token-file", str(token), "--planner", planner]
+        environment = os.environ | {"PYTHONPATH": python_path()}
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+            try:
+                _wait_for(port, process)
+                yield f"http://127.0.0.1:{port}", token.read_text()
+            finally:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(STOP_SECONDS) == 0
+
+
+def _wait_for(port: int, process: "subprocess.Popen[bytes]") -> None:
+    until = time.monotonic() + START_SECONDS
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            time.sleep(0.5)
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise SystemExit("the server did not start; run `m3pc serve` to see why")
+
+
+def asked(load: Load) -> Row:
+    context = get_context("spawn")
+    results: Any = context.Queue()
+    process = context.Process(target=robots, args=(load, results))
+    process.start()
+    found = results.get(timeout=load.seconds + WARM_UP + START_SECONDS)
+    process.join(STOP_SECONDS)
+    return row(load, found)
+
+
+def row(load: Load, found: Sequence[tuple[float, float, int]]) -> Row:
+    """Of answers: milliseconds of the whole way, in the server, candidates."""
+    whole, inside, candidates = (np.asarray(column) for column in zip(*found, strict=True))
+    return Row(
+        clients=load.clients,
+        answers=len(found),
+        p50=float(np.quantile(whole, 0.5)),
+        p99=float(np.quantile(whole, 0.99)),
+        worst=float(whole.max()),
+        server_p50=float(np.quantile(inside, 0.5)),
+        server_p99=float(np.quantile(inside, 0.99)),
+        missed=int((whole > load.deadline_ms).sum()),
+        candidates=float(candidates.mean()),
+        unplanned=float((candidates == 0).mean()),
+        rate=len(found) / load.seconds,
+    )
+
+
+def robots(load: Load, results: Any) -> None:
+    """All of them, each in a thread: they mostly wait."""
+    found: list[tuple[float, float, int]] = []
+    begin = time.perf_counter() + WARM_UP
+    threads = [
+        threading.Thread(target=_robot, args=(load, number, begin, found))
+        for number in range(load.clients)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    results.put(found)
+
+
+def _robot(load: Load, number: int, begin: float, found: list[tuple[float, float, int]]) -> None:
+    rng = random.Random(number)
+    planner = Planner(load.address, load.token, binary=load.binary)
+    terms = {"name": f"robot-{number}", "seed": number, "deadline_ms": load.deadline_ms}
+    session = planner.session(**terms)
+    state = [0.0] * session.told["state_size"]
+    at = time.perf_counter() + rng.random() / HZ
+    while at < begin + load.seconds:
+        time.sleep(max(at - time.perf_counter(), 0.0))
+        state = [0.9 * value + rng.gauss(0, 0.1) for value in state]
+        session = _whole(planner, session, terms)
+        sent = time.perf_counter()
+        answer = session.act(state)
+        took = 1000 * (time.perf_counter() - sent)
+        if sent >= begin:
+            found.append((took, answer.milliseconds, answer.candidates))
+        at = max(at + 1 / HZ, time.perf_counter())
+    session.leave()
+    planner.close()
+
+
+def _whole(planner: Planner, session: Session, terms: dict[str, Any]) -> Session:
+    """The same session, or the next when it has all of its steps."""
+    if session.steps < session.told["step_limit"]:
+        return session
+    session.leave()
+    return planner.session(**terms)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""robosuite's manipulation tasks, as robomimic recorded them. S state, A action.
+
+States are `robot0_eef_pos`, `robot0_eef_quat`, `robot0_gripper_qpos` and `object`, joined. The
+reward is 1 at success, which ends the episode, and 0 before.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+from gymnasium.envs.mujoco.mujoco_rendering import OffScreenViewer
+from gymnasium.spaces import Box
+from numpy.typing import ArrayLike, NDArray
+
+from m3pc.manipulation import CONTROL_FREQ, CONTROLLER, OTHER_OBJECTS, ROBOT, TASKS, key_part
+from m3pc.types import Floats, InputError
+
+SERIES = "1.4."
+WHY = f"{OTHER_OBJECTS}, so that a policy would be told something else than the data say"
+INSTALL = "pip install 'm3pc[robosuite]'"
+LARGEST_SEED = 2**32  # numpy's legacy stream takes no larger one
+
+
+class ManipulationEnv(gymnasium.Env[Floats, Floats]):
+    """States [S], actions [A]: six numbers that move and turn the hand, one that closes it.
+
+    `controller` changes single numbers of robosuite's OSC_POSE.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012  # as gymnasium's
+
+    def __init__(
+        self,
+        task: str,
+        *,
+        robots: str = ROBOT,
+        control_freq: int = CONTROL_FREQ,
+        controller: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+        width: int = 480,
+        height: int = 480,
+        camera_name: str = "agentview",
+    ) -> None:
+        self.task = TASKS[task]
+        self.render_mode, self._camera, self._size = render_mode, camera_name, (height, width)
+        self.metadata = {**self.metadata, "render_fps": control_freq}
+        self._viewer: Any = None  # made when something is rendered
+        self._closed = False
+        with _numbers_from(np.random.default_rng(0)):  # of the model until the first reset
+            self._robosuite = robosuite().make(
+                self.task.name,
+                robots=robots,
+                control_freq=control_freq,
+                controller_configs={**CONTROLLER, **(controller or {})},
+                reward_shaping=False,
+                ignore_done=True,  # gymnasium counts the steps
+                hard_reset=self.task.hard_reset,
+                has_renderer=False,
+                has_offscreen_renderer=False,  # `render` has its own, made when it is called
+                use_camera_obs=False,
+            )
+        low, high = (bound.astype(np.float32) for bound in self._robosuite.action_spec)
+        self.action_space = Box(low, high, dtype=np.float32)
+        self.observation_space = Box(-np.inf, np.inf, self._look()[0].shape, np.float32)
+
+    @property
+    def engine(self) -> str:
+        return f"mujoco {mujoco.__version__}, robosuite {metadata.version('robosuite')}"
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Floats, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        with _numbers_from(self.np_random):
+            self._robosuite.reset()
+        if self.task.hard_reset:
+            self._drop_viewer()  # it shows the model of the episode before
+        return self._look()
+
+    def step(self, action: Floats) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
+        self._robosuite.step(np.asarray(action, np.float64))
+        # MuJoCo leaves poses as they were before its last 2 ms: bring them to where the joints are,
+        # so that a state is a function of the simulator's, as in the data.
+        mujoco.mj_kinematics(self._model, self._data)
+        state, info = self._look()
+        return state, float(info["success"]), info["success"], False, info
+
+    def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
+        """A frame [height, width, 3]; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        if self._viewer is None:
+            height, width = self._size
+            self._model.vis.global_.offheight = height
+            self._model.vis.global_.offwidth = width
+            self._viewer = OffScreenViewer(self._model, self._data, width, height)
+            self._viewer.vopt.geomgroup[0] = 0  # hides the shapes that collide, as robosuite does
+        self._viewer.make_context_current()
+        frame: NDArray[np.uint8] = self._viewer.render("rgb_array", self._camera_id())
+        return frame
+
+    def _camera_id(self) -> int:
+        model = self._model
+        names = [model.camera(number).name for number in range(model.ncam)]
+        if self._camera not in names:
+            raise InputError(f"there is no camera {self._camera!r}; give one of {names}")
+        return names.index(self._camera)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._drop_viewer()
+            self._robosuite.close()
+        self._closed = True
+
+    def sim_state(self) -> NDArray[np.float64]:
+        """Time, positions and velocities: what robomimic stores as `states`."""
+        flat: NDArray[np.float64] = self._robosuite.sim.get_state().flatten()
+        return flat
+
+    def set_sim_state(self, state: ArrayLike) -> Floats:
+        """Puts the simulator there and gives its state [S]; the controller forgets its goal."""
+        values, size = np.asarray(state, np.float64), len(self.sim_state())
+        if values.shape != (size,):
+            raise InputError(
+                f"{self.task.name} has simulator states of {size} numbers; found shape "
+                f"{list(values.shape)}: give one of the same task"
+            )
+        self._robosuite.sim.set_state_from_flattened(values)
+        for robot in self._robosuite.robots:
+            robot.controller.update(force=True)  # computes the poses first
+            robot.controller.reset_goal()
+            robot.gripper.current_action = np.zeros(robot.gripper.dof)
+        return self._look()[0]
+
+    def _look(self) -> tuple[Floats, dict[str, Any]]:
+        """The state and the info that goes with it."""
+        seen = self._robosuite._get_observations(force_update=True)
+        seen["object"] = seen["object-state"]
+        parts = []
+        for key in self.task.keys:
+            name, numbers = key_part(key)
+            parts.append(seen[name if name in seen else f"robot0_{name}"][numbers])
+        place = seen[f"{self.task.body}_pos"]
+        info = {"success": bool(self._robosuite._check_success()), "object_pos": place}
+        if self.task.bins:
+            info["box"] = self._box(place)
+        return np.concatenate(parts).astype(np.float32), info
+
+    def _box(self, place: NDArray[np.float64]) -> int:
+        """The number of the box that it lies in, -1 in none."""
+        inside = (box for box in range(4) if not self._robosuite.not_in_bin(place, box))
+        return next(inside, -1)
+
+    @property
+    def _model(self) -> Any:
+        return self._robosuite.sim.model._model
+
+    @property
+    def _data(self) -> Any:
+        return self._robosuite.sim.data._data
+
+    def _drop_viewer(self) -> None:
+        if self._viewer is not None:
+            self._viewer.close()
+        self._viewer = None
+
+
+@cache
+def robosuite() -> Any:
+    """The package, quiet and without a GL context, or an InputError."""
+    try:
+        found = metadata.version("robosuite")
+    except metadata.PackageNotFoundError:
+        raise InputError(f"robosuite is not installed; {INSTALL}") from None
+    if not found.startswith(SERIES):
+        raise InputError(f"robosuite {found} is installed, expected {SERIES}x: {WHY}; {INSTALL}")
+    # Read by robosuite/macros.py, and instead of a file of the user's: other settings there would
+    # be other physics. It also keeps robosuite from setting MUJOCO_GL for the whole process.
+    private = ModuleType("robosuite.macros_private")
+    vars(private).update(MUJOCO_GPU_RENDERING=False)
+    sys.modules.setdefault(private.__name__, private)
+    with _without_gl():
+        import robosuite as package
+    return package
+
+
+@contextmanager
+def _without_gl() -> Iterator[None]:
+    """robosuite loads the GL back-end of MUJOCO_GL when it is imported, needed or not."""
+    kept = os.environ.get("MUJOCO_GL")
+    os.environ["MUJOCO_GL"] = "disable"  # mujoco was imported before and has read it
+    try:
+        yield
+    finally:
+        del os.environ["MUJOCO_GL"]
+        if kept is not None:
+            os.environ["MUJOCO_GL"] = kept
+
+
+@contextmanager
+def _numbers_from(stream: np.random.Generator) -> Iterator[None]:
+    """robosuite draws from numpy's global stream: seeded here, and afterwards as it was."""
+    kept = np.random.get_state()  # noqa: NPY002
+    np.random.seed(int(stream.integers(LARGEST_SEED)))  # noqa: NPY002
+    try:
+        yield
+    finally:
+        np.random.set_state(kept)  # noqa: NPY002

@@ -1,0 +1,156 @@
+"""The manipulation tasks: what they are called, how large they are, what may be changed in them.
+
+Plain facts, so that data sets, names and environments agree without loading a simulator.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from m3pc.types import InputError
+
+ARM = {"eef_pos": 3, "eef_quat": 4, "gripper_qpos": 2}  # numbers of a Panda; `robot0_` left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One environment id. Its states are `keys`, joined; its episodes end at success or `limit`."""
+
+    name: str  # what robosuite calls it
+    keys: tuple[str, ...]
+    limit: int  # steps
+    object_size: int  # numbers of `object` in a file
+    sim_size: int  # numbers of a flattened simulator state: time, positions, velocities
+    object_at: int  # where in it the object's position begins
+    body: str  # the object's, in robosuite's observations
+    bins: bool = False  # whether there are four boxes to put it into
+    hard_reset: bool = False  # whether each episode has a model of its own
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of `keys` together, with a Panda: other hands have other fingers."""
+        sizes = ARM | {"object": self.object_size}
+        return sum(len(range(sizes[name])[part]) for name, part in map(key_part, self.keys))
+
+
+LIFT = Task(
+    name="Lift",
+    keys=(*ARM, "object"),
+    limit=400,
+    object_size=10,
+    sim_size=32,
+    object_at=10,
+    body="cube",
+    hard_reset=True,  # the cube's size is drawn when the model is built
+)
+CAN = Task(
+    name="PickPlaceCan",
+    keys=(*ARM, "object"),
+    limit=400,
+    object_size=14,
+    sim_size=71,
+    object_at=31,
+    body="Can",
+    bins=True,
+)
+SQUARE = Task(
+    name="NutAssemblySquare",
+    keys=(*ARM, "object"),
+    limit=500,
+    object_size=14,
+    sim_size=45,
+    object_at=10,
+    body="SquareNut",
+)
+CAN_LIMITED = Task(
+    name="PickPlaceCan",
+    keys=(*ARM, "object[:3]"),  # where the can is, not how it lies
+    limit=400,
+    object_size=14,
+    sim_size=71,
+    object_at=31,
+    body="Can",
+    bins=True,
+)
+TASKS: Mapping[str, Task] = {
+    "robosuite/Lift": LIFT,
+    "robosuite/PickPlaceCan": CAN,
+    "robosuite/NutAssemblySquare": SQUARE,
+    "robosuite/CanLim": CAN_LIMITED,
+}
+
+FLOOR = 0.75  # metres, a height below table and bins: nothing brings an object back from there
+OTHER_OBJECTS = (  # why a version of robosuite matters
+    "from 1.5 on Lift's gripper_to_cube_pos has the opposite sign and the two halves of the Can's "
+    "object are swapped"
+)
+
+# How robomimic recorded its data, which stands in no name. The controller is robosuite 1.4's own
+# OSC_POSE, in which an action of 1 asks the hand to move by 5 cm or to turn by half a radian.
+ROBOT, CONTROL_FREQ = "Panda", 20
+ROBOTS = ("Panda", "Sawyer", "IIWA", "Jaco", "Kinova3", "UR5e")
+CONTROLLER: Mapping[str, Any] = {
+    "type": "OSC_POSE",
+    "input_max": 1,
+    "input_min": -1,
+    "output_max": [0.05, 0.05, 0.05, 0.5, 0.5, 0.5],
+    "output_min": [-0.05, -0.05, -0.05, -0.5, -0.5, -0.5],
+    "kp": 150,
+    "damping_ratio": 1,
+    "impedance_mode": "fixed",
+    "kp_limits": [0, 300],
+    "damping_ratio_limits": [0, 10],
+    "position_limits": None,
+    "orientation_limits": None,
+    "uncouple_pos_ori": True,
+    "control_delta": True,
+    "interpolation": None,
+    "ramp_ratio": 0.2,
+}
+
+
+def key_part(key: str) -> tuple[str, slice]:
+    """The name of an observation and which of its numbers: object[:3] is the first three."""
+    found = re.fullmatch(r"(\w+)(?:\[(\d*):(\d*)\])?", key)
+    if found is None:
+        raise InputError(f"{key!r} is no observation; give a name, or a part of it as object[:3]")
+    name, first, last = found.groups()
+    return name, slice(int(first) if first else None, int(last) if last else None)
+
+
+def _numbers(value: object, depth: int = 2) -> bool:
+    """None, a number, or a short list of such; NaN and Inf are not among them."""
+    if isinstance(value, list) and depth:
+        return len(value) <= 12 and all(_numbers(entry, depth - 1) for entry in value)
+    # Compared, not converted: an int may be larger than any float.
+    return value is None or (isinstance(value, int | float) and abs(value) <= sys.float_info.max)
+
+
+FIXED = ("type", "impedance_mode", "control_delta")  # others would be other actions
+
+
+def _fits_controller(values: object) -> bool:
+    return isinstance(values, dict) and all(
+        name in CONTROLLER
+        and (value == CONTROLLER[name] or (name not in FIXED and _numbers(value)))
+        for name, value in values.items()
+    )
+
+
+# What an environment's name may say, and what of it: numbers and known names, never a file.
+ARGUMENTS: Mapping[str, Callable[[object], bool]] = {
+    "robots": lambda value: value in ROBOTS,
+    "control_freq": lambda value: type(value) is int and 1 <= value <= 500,
+    "controller": _fits_controller,
+}
+
+
+def strange_arguments(arguments: Mapping[str, Any]) -> list[str]:
+    """Those that are unknown or have a value that is not allowed."""
+    return [
+        name
+        for name, value in arguments.items()
+        if name not in ARGUMENTS or not ARGUMENTS[name](value)
+    ]

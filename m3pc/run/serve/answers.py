@@ -1,0 +1,43 @@
+"""What the planner decided, in the words that a robot is told."""
+
+import math
+
+from m3pc.run.serve.messages import Acted
+from m3pc.run.serve.problems import ProblemError
+from m3pc.types import Floats, Refusal, Refused, Version
+from planner.sessions import Answer
+
+
+def version_words(packed: int) -> str:
+    """EPOCH-NUMBER, as in the names of published files."""
+    version = Version.unpacked(packed)
+    return f"{version.epoch}-{version.number}"
+
+
+def acted(step: int, answer: Answer) -> Acted:
+    decision = answer.decision
+    return Acted(
+        step=step,
+        action=decision.actions[0].tolist(),
+        version=version_words(decision.version),
+        candidates=answer.candidates,
+        hurried=answer.hurried,
+        effective=_number(decision.effective),
+        utility=_number(decision.utilities),
+        condition=_number(decision.conditions),
+        milliseconds=round(1000 * answer.seconds, 3),
+        deadline_ms=1000 * answer.deadline,
+        late=answer.late,
+    )
+
+
+def refused(reply: Refusal) -> ProblemError:
+    if reply.why == Refused.BAD:
+        return ProblemError(422, reply.reason)
+    seconds = str(max(1, math.ceil(reply.wait)))
+    return ProblemError(503, f"{reply.reason}; ask again", headers={"Retry-After": seconds})
+
+
+def _number(found: Floats) -> float | None:
+    value = float(found[0])
+    return value if math.isfinite(value) else None
