@@ -67,10 +67,22 @@ DATA = (
 def test_the_guide_is_the_episode_of_its_kind_whose_can_lies_nearest(
     name: str, number: int
 ) -> None:
-    left = guided(name, (0.05, -0.25, 0.86), *DATA)
-    right = guided(name, (0.15, -0.15, 0.86), *DATA)
-    assert np.array_equal(left, DATA[number].states)
-    assert np.array_equal(right, DATA[number + 1].states)
+    assert np.array_equal(guided(name, LEFT, *DATA), DATA[number].states)
+    assert np.array_equal(guided(name, RIGHT, *DATA), DATA[number + 1].states)
+
+
+@pytest.mark.parametrize(
+    ("first", "aside", "number"),
+    [((0.05, -0.25, 0.9), (0.05, 0.05, 0), 0), ((0.15, -0.15, 0.8), (-0.05, -0.05, 0), 1)],
+)
+def test_the_guide_is_moved_to_where_the_can_lies_now(
+    first: tuple[float, float, float], aside: tuple[float, float, float], number: int
+) -> None:
+    found, given = guided("can-place", first, *DATA), DATA[number].states
+    for part in (HAND, CAN):
+        assert found[:, part] - given[:, part] == pytest.approx(np.tile(aside, (3, 1)), abs=1e-6)
+    rest = [d for d in range(23) if d not in (0, 1, 2, 9, 10, 11)]
+    assert np.array_equal(found[:, rest], given[:, rest])  # it keeps its height and what it sees
 
 
 def test_the_nearer_box_is_reached_by_the_same_way_made_shorter() -> None:

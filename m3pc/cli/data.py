@@ -191,7 +191,7 @@ def make(
     quality: Annotated[
         str,
         typer.Option(
-            help="medium, medium-replay or expert; for robosuite/Lift good or noisy; for "
+            help="medium, medium-replay, expert or babble; for robosuite/Lift good or noisy; for "
             "robosuite/PickPlaceCan and robosuite/CanLim good, noisy or paired."
         ),
     ],
@@ -219,19 +219,29 @@ def make(
     ] = None,
 ) -> None:
     """Train a SAC until it reaches a stated return; keep its replay, or roll it out. Lift and Can
-    of robosuite are played by scripts instead."""
+    of robosuite are played by scripts instead; babble is random actions."""
     from m3pc.env_names import parted
-    from m3pc.run import demonstrate
+    from m3pc.run import babble, demonstrate
     from m3pc.types import InputError
 
     out = out or Path("data") / f"{parted(env)[0].rpartition('/')[2].lower()}-{quality}"
-    scripted = demonstrate.is_scripted(env, quality)
-    training = {"--target-return": target_return, "--max-steps": max_steps, "--replay": replay}
-    strange = training if scripted else {"--episodes": episodes}
+    babbled = quality == babble.QUALITY
+    scripted = not babbled and demonstrate.is_scripted(env, quality)
+    if babbled:
+        how = "played at random, in so many --steps"
+    else:
+        how = "played by script" if scripted else "made by training, whose size is --steps"
+    strange: dict[str, object] = {} if scripted else {"--episodes": episodes}
+    if scripted or babbled:
+        strange |= {"--target-return": target_return, "--max-steps": max_steps, "--replay": replay}
+    if babbled:
+        strange |= {"--png": png}
     given = [name for name, value in strange.items() if value is not None]
     if given:
-        kind = "played by script" if scripted else "made by training, whose size is --steps"
-        raise InputError(f"{', '.join(given)} given, but {env} {quality} is {kind}; leave it out")
+        raise InputError(f"{', '.join(given)} given, but {env} {quality} is {how}; leave it out")
+    if babbled:
+        _babble(env, out, steps or babble.STEPS, seed)
+        return
     if scripted:
         _play(
             demonstrate.Order(
@@ -260,6 +270,15 @@ def make(
             picture=png or Path(f"{out.name}-curve.png"),
         )
     )
+
+
+def _babble(env: str, out: Path, steps: int, seed: int) -> None:
+    from m3pc.cli.progress import progress
+    from m3pc.run.babble import babble
+
+    with progress(f"making {out.name}", "steps") as report:
+        store = babble(env, out, steps=steps, seed=seed, on_progress=report)
+    _done(store)
 
 
 def _play(order: "demonstrate.Order") -> None:

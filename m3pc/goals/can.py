@@ -72,6 +72,16 @@ def _seen(states: Floats) -> NDArray[np.float64]:
     return np.asarray(apart + scalar * once + np.cross(vector, once))
 
 
+def begun_at(states: Floats, can: Floats) -> Floats:
+    """The same way [L + 1, S] of hand and can, moved sideways so that the can first lies at `can`
+    [3]: a hand that grasped where another can was would miss this one."""
+    table = states.copy()
+    aside = np.append((can - states[0, CAN])[:2], 0).astype(np.float32)
+    for part in (HAND, CAN):
+        table[:, part] += aside
+    return table
+
+
 def to_nearer(states: Floats) -> Floats:
     """The same to the middle of the nearer box."""
     start, end = states[0, CAN][ACROSS], states[-1, CAN][ACROSS]
@@ -85,17 +95,18 @@ def _nearest(
     what: str,
     setting: Setting,
 ) -> Guidance:
-    """The episode of the wanted kind in which the can first lies nearest to where it does now."""
+    """The episode of the wanted kind in which the can first lies nearest to where it does now,
+    moved there."""
     chosen = _chosen(setting.data(), wanted, what)
     places = np.stack([states[0, CAN] for states in chosen])
 
     def guide(first: Floats) -> Floats:
         nearest = int(np.linalg.norm(places - first[CAN], axis=1).argmin())
-        return change(chosen[nearest])
+        return change(begun_at(chosen[nearest], first[CAN]))
 
     note = (
         f"of {len(chosen)} episodes of {setting.source} in which the can {what}, the one whose can "
-        "first lies nearest"
+        "first lies nearest, moved to where it lies now"
     )
     return Guidance(guide=guide, note=note)
 
