@@ -203,12 +203,15 @@ class Version:
     epoch: int  # from `new_epoch`; 0 for what was learnt offline
     number: int  # updates of the model in this run
 
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.number}"
+
     @property
     def packed(self) -> int:
         """One number that an episode carries, in the same order; an int64 holds it."""
         if not (0 <= self.epoch < 1 << EPOCH_BITS and 0 <= self.number < 1 << EPOCH_SHIFT):
             raise InputError(
-                f"version {self.epoch}-{self.number} does not fit 64 bits: expected an epoch below "
+                f"version {self} does not fit 64 bits: expected an epoch below "
                 f"2^{EPOCH_BITS} and a number below 2^{EPOCH_SHIFT}; start a new run"
             )
         return self.epoch << EPOCH_SHIFT | self.number

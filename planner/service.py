@@ -73,7 +73,7 @@ class PlannerService:
             self._recorder.add(WEIGHTS_REJECTED, label=error.reason)
             raise InputError(
                 f"these weights are not taken ({error.reason}): {error.message}; give others, "
-                f"those of version {_words(self.version)} go on"
+                f"those of version {Version.unpacked(self.version)} go on"
             ) from None
 
     def submit(
@@ -140,11 +140,6 @@ def _pace(policy: Policy) -> Pace:
     return measured(
         answering(policy), ordinary(policy), mode=planner.mode, candidates=planner.candidates
     )
-
-
-def _words(version: int) -> str:
-    found = Version.unpacked(version)
-    return f"{found.epoch}-{found.number}"
 
 
 def answering(policy: Policy) -> Answer:

@@ -203,3 +203,14 @@ def outside(path: Path, token: Path | None, *options: str | Path) -> Iterator[Ou
         yield found
     finally:
         found.stop()
+
+
+def problem(response: Any, status: int) -> dict[str, Any]:
+    """What went wrong, in the one shape that it has."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    told: dict[str, Any] = response.json()
+    assert set(told) == {"title", "status", "detail", "where", "expected_step"}
+    assert told["status"] == status
+    assert "Traceback" not in told["detail"]
+    return told

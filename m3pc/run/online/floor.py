@@ -18,7 +18,7 @@ NAME = re.compile(r"([0-9]{1,19})-([0-9]{1,19})\.safetensors")
 
 def weights_path(version: Version) -> Path:
     """Of published weights, in their run."""
-    return Path(WEIGHTS) / f"{version.epoch}-{version.number}.safetensors"
+    return Path(WEIGHTS) / f"{version}.safetensors"
 
 
 def disk_floor(run: Path) -> Floor:

@@ -8,18 +8,12 @@ from m3pc.types import Floats, Refusal, Refused, Version
 from planner.sessions import Answer
 
 
-def version_words(packed: int) -> str:
-    """EPOCH-NUMBER, as in the names of published files."""
-    version = Version.unpacked(packed)
-    return f"{version.epoch}-{version.number}"
-
-
 def acted(step: int, answer: Answer) -> Acted:
     decision = answer.decision
     return Acted(
         step=step,
         action=decision.actions[0].tolist(),
-        version=version_words(decision.version),
+        version=str(Version.unpacked(decision.version)),
         candidates=answer.candidates,
         hurried=answer.hurried,
         effective=_number(decision.effective),

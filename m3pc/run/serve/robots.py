@@ -15,14 +15,14 @@ from typing import Final, Literal
 
 from m3pc import checkpoint
 from m3pc.metrics import SERVED, SERVED_CANDIDATES, SERVED_EPISODES, SERVED_SECONDS, SESSIONS
-from m3pc.run.serve.answers import acted, refused, version_words
+from m3pc.run.serve.answers import acted, refused
 from m3pc.run.serve.house import CRITICAL, AnyOpening, House
 from m3pc.run.serve.messages import Acted, End, Ended, Opened, Serving, Standing, Step
 from m3pc.run.serve.problems import ProblemError
 from m3pc.run.serve.recording import PUT_SECONDS, Recording, StoreBusyError
 from m3pc.run.serve.remembered import Came, Past, Remembered
 from m3pc.telemetry import Recorder, Snapshot, merged
-from m3pc.types import Ask, Episode, InputError, Refusal
+from m3pc.types import Ask, Episode, InputError, Refusal, Version
 from planner.pace import UNPLANNED
 from planner.service import PlannerService
 from planner.sessions import Answer, Ending, Session, Sessions
@@ -93,7 +93,7 @@ class Robots:
             deadline_ms=1000 * terms.deadline,
             idle_seconds=self.house.idle,
             recorded=self._recording is not None,
-            version=version_words(self._service.version),
+            version=str(Version.unpacked(self._service.version)),
             best_return=self._service.policy.weights.best_return,
             **self.house.about,
         )
@@ -181,7 +181,7 @@ class Robots:
     def serving(self) -> Serving:
         house, weights = self.house, self._service.policy.weights
         return Serving(
-            version=version_words(weights.version),
+            version=str(Version.unpacked(weights.version)),
             sha256=weights.digest,
             best_return=weights.best_return,
             step_limit=house.step_limit,
@@ -208,7 +208,7 @@ class Robots:
                 self.house = before
                 raise
             self.house = replace(before, critic=learned)
-        log.info("event=weights-taken version=%s", version_words(self._service.version))
+        log.info("event=weights-taken version=%s", Version.unpacked(self._service.version))
         return self.serving()
 
     def _require_no_critic(self) -> None:
@@ -216,9 +216,9 @@ class Robots:
         if self.house.mode in CRITICAL or guided:
             who = f"{len(guided)} open sessions plan" if guided else "the server plans"
             raise InputError(
-                f"the critic of {self._source} has not learned yet, and {who} by it; finish "
-                f"the run, or serve by m or rcbc: version {version_words(self._service.version)} "
-                "goes on"
+                f"the critic of {self._source} has not learned yet, and {who} by it; finish the "
+                "run, or serve by m or rcbc: version "
+                f"{Version.unpacked(self._service.version)} goes on"
             )
 
     # Looking after them
