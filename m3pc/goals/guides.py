@@ -27,8 +27,8 @@ class Wiggle:
     """
 
     amplitude: float = 0.05  # rad; the first half cycle leans backwards
-    height: float = 1.25  # m, of the body when it is upright
-    lever: float = 1.15  # m, from what it turns about: the ankle is 0.1 above the ground
+    height: float = 1.205  # m, of the body that stands upright; episodes begin 0.045 above that
+    lever: float = 1.15  # m, from what it turns about, the ankle
     steps_per_unit: float = 125.0  # of time in the rates: steps of 0.008 s
     stretch: float = 1.0  # steps between two rows
     lean: float = 0.0  # added to angles and rates

@@ -34,10 +34,11 @@ def _wiggle(wiggle: Wiggle, note: str, setting: Setting) -> Guidance:
 
 
 def _released_wiggle(setting: Setting) -> Guidance:
-    """It turns about the ground; its time runs from 0 to 1000 in 1000 rows, its rates are ten times
-    those of a step; the file for the slowest leans a little."""
+    """It is as high as where episodes begin and turns about the ground; its time runs from 0 to
+    1000 in 1000 rows, its rates are ten times those of a step; the file for the slowest leans a
+    little."""
     lean = -0.02 if setting.cycles == SLOWEST else 0.0
-    wiggle = Wiggle(lever=1.25, steps_per_unit=10.0, stretch=1000 / 999, lean=lean)
+    wiggle = Wiggle(height=1.25, lever=1.25, steps_per_unit=10.0, stretch=1000 / 999, lean=lean)
     return _wiggle(wiggle, "foot and torso sinusoidal, rates as released", setting)
 
 
