@@ -20,7 +20,7 @@ class Babble:
 
     actions: int  # A
     patience: int = 200  # steps of an episode, unless the environment ends it before
-    longest: float = 64.0  # steps that actions are held in an episode, on average, at most
+    longest: float  # steps that actions are held in an episode, on average, at most; 1 or more
     noise: float = 0.1  # standard deviation of what is added to each number at each step
     round: int = 1
 

@@ -21,7 +21,7 @@ def acted(player: Babbler, rng: np.random.Generator, steps: int) -> Floats:
 def test_an_action_is_held_for_a_while_and_then_another() -> None:
     rng = np.random.default_rng(0)
     player = Babbler(
-        babble=Babble(actions=2, noise=0.0), strength=0.5, held=10.0, action=np.zeros(2)
+        babble=Babble(actions=2, longest=64, noise=0.0), strength=0.5, held=10.0, action=np.zeros(2)
     )
     found = acted(player, rng, 10_000)
     changes = (np.diff(found, axis=0) != 0).all(axis=1).sum()
@@ -31,14 +31,20 @@ def test_an_action_is_held_for_a_while_and_then_another() -> None:
 
 def test_noise_comes_on_top_and_stays_within_the_bounds() -> None:
     rng = np.random.default_rng(0)
-    calm = Babbler(babble=Babble(actions=1), strength=0.0, held=64.0, action=np.zeros(1))
+    calm = Babbler(
+        babble=Babble(actions=1, longest=64), strength=0.0, held=64.0, action=np.zeros(1)
+    )
     assert acted(calm, rng, 5_000).std() == pytest.approx(0.1, rel=0.05)
-    wild = Babbler(babble=Babble(actions=1, noise=3.0), strength=1.0, held=1.0, action=np.zeros(1))
+    wild = Babbler(
+        babble=Babble(actions=1, longest=64, noise=3.0), strength=1.0, held=1.0, action=np.zeros(1)
+    )
     assert abs(acted(wild, rng, 100)).max() == 1.0
 
 
 def test_episodes_differ_in_strength_and_in_how_long_actions_are_held() -> None:
-    players = [Babble(actions=1).player(0, np.random.default_rng(seed)) for seed in range(300)]
+    players = [
+        Babble(actions=1, longest=64).player(0, np.random.default_rng(seed)) for seed in range(300)
+    ]
     strengths, held = (
         np.array([getattr(one, name) for one in players]) for name in ("strength", "held")
     )
@@ -47,7 +53,7 @@ def test_episodes_differ_in_strength_and_in_how_long_actions_are_held() -> None:
 
 
 def test_an_episode_ends_after_so_many_steps() -> None:
-    player = Babble(actions=1, patience=3).player(0, np.random.default_rng(0))
+    player = Babble(actions=1, longest=64, patience=3).player(0, np.random.default_rng(0))
     rng = np.random.default_rng(0)
     ends = []
     for _ in range(3):
@@ -76,7 +82,11 @@ def test_one_process_and_two_make_the_same_set_and_it_says_what_it_is(tmp_path: 
         "babble",
         "babbling",
     )
-    assert (source["noise"], source["longest"], source["patience"]) == (0.1, 64.0, 200)
+    assert (source["noise"], source["longest"], source["patience"]) == (
+        0.1,
+        15.0,
+        200,
+    )  # 0.5 s at 30 Hz
     assert (source["seed"], source["steps"]) == (1, 900)
 
 

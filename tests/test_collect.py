@@ -147,11 +147,13 @@ def test_several_policies_take_turns_and_are_named(tmp_path: Path) -> None:
         limits=Limits(),
         on_progress=lambda progress: None,
         also=files[1:],
+        still=True,
         workers=1,
     )
     actions = [set(episode.actions.ravel().tolist()) for episode in store.episodes()]
-    assert actions == [{0.5}, {-1.0}, {0.5}, {-1.0}]
+    assert actions == [{0.5}, {-1.0}, {0.0}, {0.5}]
     source = store.header.source
+    assert source["still"] is True
     assert (source["name"], source["also"]) == ("a.npz", {"b.npz": sha256(Path(files[1]))})
 
 

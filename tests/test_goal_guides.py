@@ -51,8 +51,8 @@ def test_the_papers_wiggle_starts_upright_and_leans_back_with_its_foot() -> None
     found = table("hopper-wiggle", "paper", cycles=2)
     rate = -0.05 * 2 * np.pi * 2 / 8  # rad a second: two cycles in 1000 steps of 8 ms
     assert found.shape == (ROWS, 11)
-    assert found[0] == pytest.approx([1.25, 0, 0, 0, 0, 1.15 * rate, 0, rate, 0, 0, rate])
-    quarter = [0.1 + 1.15 * np.cos(0.05), -0.05, 0, 0, -0.05, 0, 0, 0, 0, 0, 0]
+    assert found[0] == pytest.approx([1.205, 0, 0, 0, 0, 1.15 * rate, 0, rate, 0, 0, rate])
+    quarter = [0.055 + 1.15 * np.cos(0.05), -0.05, 0, 0, -0.05, 0, 0, 0, 0, 0, 0]
     assert found[125] == pytest.approx(quarter, abs=1e-6)
     assert found[500] == pytest.approx(found[0], abs=1e-6)
 
@@ -74,8 +74,15 @@ def test_the_foot_of_the_papers_wiggle_stays_flat_and_where_it_is() -> None:
             simulator.set_state(np.insert(row[:5], 0, 0.0), row[5:])
             foot, ankle = simulator.data.body("foot"), simulator.data.joint("foot_joint")
             assert foot.xmat.reshape(3, 3) == pytest.approx(np.eye(3), abs=1e-6)
-            assert ankle.xanchor[2] == pytest.approx(0.1, abs=1e-6)
+            assert ankle.xanchor[2] == pytest.approx(0.055, abs=1e-6)
             assert foot.cvel == pytest.approx(np.zeros(6), abs=1e-6)  # neither turns nor slides
+
+
+def test_the_papers_wiggle_is_as_high_as_a_hopper_that_stands() -> None:
+    with closing(make("d4rl/Hopper-v2")) as env:
+        env.reset(seed=0)
+        heights = [env.step(np.zeros(3, np.float32))[0][0] for _ in range(50)]
+    assert heights[-1] == pytest.approx(Wiggle().height, abs=0.003)
 
 
 def test_the_released_wiggle_has_its_own_clock_and_rates() -> None:

@@ -150,6 +150,10 @@ def regenerate(
             metavar="SOURCE", help="A policy that takes turns with it, an episode each. Repeatable."
         ),
     ] = None,
+    still: Annotated[
+        bool,
+        typer.Option("--still", help="One that does nothing takes turns, too; see --noise."),
+    ] = False,
     order: Annotated[
         str, typer.Option(help="The policy's order of observations: object,eef_pos,eef_quat,...")
     ] = "",
@@ -173,6 +177,7 @@ def regenerate(
             limits=_limits(memory_limit, time_limit),
             on_progress=report,
             also=also or (),
+            still=still,
             order=_names(order),
             noise=noise,
         )

@@ -4,12 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import m3pc.envs
 from actors.babble import Babble
 from m3pc.run.collect import header_of, played
 from replay.store import Store, write_store
 
 QUALITY = "babble"
 STEPS = 200_000  # where no number is given
+HELD = 0.5  # seconds that actions are held in an episode, on average, at most
+RATE = 50.0  # steps a second, where an environment does not say
 
 
 def babble(
@@ -24,7 +27,9 @@ def babble(
     """Episodes of random actions, up to and with the one that completes `steps`."""
     about = {"kind": "made", "quality": QUALITY, "algorithm": "babbling"}
     header = header_of(env_id, about | {"seed": seed, "steps": steps})
-    cast = Babble(actions=header.actions)
+    with m3pc.envs.make(env_id) as env:
+        longest = max(HELD * float(env.metadata.get("render_fps") or RATE), 1.0)
+    cast = Babble(actions=header.actions, longest=longest)
     header = header.model_copy(update={"source": header.source | cast.numbers()})
     with write_store(out, header) as writer:
         for episode in played(env_id, cast, steps=steps, seed=seed, workers=workers):

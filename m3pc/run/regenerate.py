@@ -6,6 +6,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import m3pc.envs
 from actors.collect import Turns
 from actors.policy import Adapted, Linear, Regression, TanhGaussian
@@ -33,14 +35,16 @@ def regenerate(
     limits: Limits,
     on_progress: Callable[[dict[str, Any]], None],
     also: Sequence[str] = (),
+    still: bool = False,
     order: Sequence[str] = (),
     noise: float = 0.0,
     workers: int | None = None,
 ) -> Store:
     """Roll out the behaviour policy in a file or dataset for `steps` steps, in whole episodes.
 
-    Those in `also` take turns with it. `order` is that of the observations which the policies were
-    trained on, where it is another than the environment's; `noise` is added to their actions.
+    Those in `also` take turns with it, and so does one that does nothing, if `still`. `order` is
+    that of the observations which the policies were trained on, where it is another than the
+    environment's; `noise` is added to their actions.
     """
     files = [_policy_file(name, on_progress) for name in (source, *also)]
     first = files[0]
@@ -56,6 +60,7 @@ def regenerate(
         "name": first.name,
         "sha256": sha256(first.path),
         **({"also": {file.name: sha256(file.path) for file in files[1:]}} if also else {}),
+        **({"still": True} if still else {}),
         "steps": steps,
         "seed": seed,
         **({"order": list(order)} if order else {}),
@@ -69,9 +74,10 @@ def regenerate(
             raise InputError(
                 f"{env_id} has states and actions of {sizes}, the policy in {file.name} {expected}"
             )
-    cast = Turns(
-        tuple(Adapted(policy=network, columns=places, noise=noise) for network in networks)
-    )
+    policies = [Adapted(policy=network, columns=places, noise=noise) for network in networks]
+    if still:
+        policies.append(Adapted(policy=nothing(header.states, header.actions), noise=noise))
+    cast = Turns(tuple(policies))
     with write_store(out, header) as writer:
         for episode in played(env_id, cast, steps=steps, seed=seed, workers=workers):
             writer.append(episode)
@@ -105,6 +111,12 @@ def columns(env_id: str, order: Sequence[str]) -> tuple[int, ...]:
     ends = [*accumulate(WIDTHS[key] for key in keys[:-1]), size]
     parts = dict(zip(keys, pairwise([0, *ends]), strict=True))
     return tuple(column for key in order for column in range(*parts[key]))
+
+
+def nothing(states: int, actions: int) -> Regression:
+    """The policy whose actions are all 0."""
+    weight, bias = np.zeros((actions, states), np.float32), np.zeros(actions, np.float32)
+    return Regression(hidden=(), mean=Linear(weight=weight, bias=bias))
 
 
 def load_policy(file: Path, limits: Limits) -> TanhGaussian | Regression:
