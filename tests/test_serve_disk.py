@@ -18,8 +18,7 @@ from m3pc.types import Ack, AppendKey, Episode, Status
 from planner.sessions import Session, Sizes, Terms
 from replay.store import Store
 from replay.writer import Writer
-from tests.served import ACTIONS, STATES, Clock, inside, weights
-from tests.test_serve import problem
+from tests.served import ACTIONS, STATES, Clock, inside, problem, weights
 from tests.test_serve_sessions import answer
 from tests.waiting import PATIENCE, eventually
 

@@ -16,8 +16,7 @@ from replay.sampler import Sampler
 from replay.store import Store
 from replay.survey import survey
 from replay.writer import Writer
-from tests.served import Clock, Inside, inside, weights
-from tests.test_serve import problem
+from tests.served import Clock, Inside, inside, problem, weights
 from tests.waiting import PATIENCE
 
 
