@@ -27,7 +27,9 @@ def measure_model(
     """Mean squared errors in the model's space, with the present at the place it has in planning.
 
     `copy_*` is the error of taking the last seen state for every later one; 1 is about the error of
-    always answering the mean.
+    always answering the mean. Of actions, which are not normalised, that is `action_spread`; they
+    are asked for as a policy, between states that are all known (backward planning), and towards
+    the last state of the window (a single mask).
     """
     model.eval()
     length = config.model.window
@@ -37,6 +39,9 @@ def measure_model(
         truth = tokens(batch, normaliser, config)
         ahead = model(truth, visible("dynamics", now=now, length=length))
         policy = model(truth, visible("policy", now=now, length=length))
+        between = model(truth, visible("inverse", now=now, length=length))
+        towards = model(truth, visible("path", now=now, length=length))
+        actions = truth.actions[:, now]
         kept = truth.states[:, now]
         rows.append(
             {
@@ -46,7 +51,10 @@ def measure_model(
                 "copy_h": _error(kept, truth.states[:, -1]),
                 "reward": _error(ahead.rewards[:, now:], truth.rewards[:, now:]),
                 "return": _error(ahead.returns[:, now:], truth.returns[:, now:]),
-                "action": _error(policy.mu[:, now].tanh(), truth.actions[:, now]),
+                "action": _error(policy.mu[:, now].tanh(), actions),
+                "action_between": _error(between.mu[:, now].tanh(), actions),
+                "action_towards": _error(towards.mu[:, now].tanh(), actions),
+                "action_spread": _error(actions.mean(dim=0), actions),
             }
         )
     return {name: torch.stack([row[name] for row in rows]).mean().item() for name in rows[0]}

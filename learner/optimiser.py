@@ -47,7 +47,8 @@ def set_learning_rate(optimiser: Adam, rate: float) -> None:
 
 
 def optimiser_state(optimiser: Adam, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`exp_avg.NAME` and so on; nothing before the first step."""
+    """`exp_avg.NAME` and so on; nothing before a parameter's first step, which it may never take:
+    where no mask shows what it is for."""
     return {
         f"{moment}.{name}": optimiser.state[parameter][moment]
         for name, parameter in named.items()
@@ -61,10 +62,9 @@ def restore_optimiser(
 ) -> None:
     """What `optimiser_state` gave; the state of a new optimiser where it gave nothing."""
     optimiser.state.clear()
-    keys = [f"{moment}.{name}" for name in named for moment in MOMENTS]
-    if not any(key in state for key in keys):
-        return
     for name, parameter in named.items():
+        if not any(f"{moment}.{name}" in state for moment in MOMENTS):
+            continue
         shapes = {"exp_avg": parameter, "exp_avg_sq": parameter, "step": torch.zeros(())}
         optimiser.state[parameter] = {
             moment: fitting(state, f"{moment}.{name}", like).to(parameter.device, copy=True)

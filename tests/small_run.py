@@ -43,6 +43,7 @@ SETTINGS: dict[str, Any] = {
 }
 MEASURES = {
     *("state_1", "copy_1", "state_h", "copy_h", "reward", "return", "action"),
+    *("action_between", "action_towards", "action_spread"),
     *("v_mean", "q_mean", "seen_mean", "v_correlation", "q_correlation"),
 }
 

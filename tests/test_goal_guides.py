@@ -9,7 +9,7 @@ import pytest
 
 from m3pc.envs import make
 from m3pc.goals.guides import Ramp, Wiggle, alongside, constant_action, held, ramped
-from m3pc.goals.locomotion import FLIP, HOPPER, STRIDE, WAIT, WALKER
+from m3pc.goals.locomotion import AFTER, FLIP, HOPPER, STRIDE, WAIT, WALKER
 from m3pc.goals.task import Guidance, Setting
 from m3pc.goals.tasks import TASKS, rows_per_subgoal
 from m3pc.presets import PRESETS
@@ -186,6 +186,20 @@ def test_where_nothing_turns_over_the_flip_says_how_far_off_it_is() -> None:
     made = found.guide(NOWHERE)
     assert made[5, 5] == leaning.states[5, 5]
     assert made[FLIP, 1] == pytest.approx(-np.pi)  # the way that it leans
+
+
+def test_a_recorded_flip_is_the_one_that_begins_nearest_unchanged() -> None:
+    upright, near, far = (
+        episode(200, reward=1, angles=angles) for angles in ({}, {50: 3.1}, {120: -3.1})
+    )
+    far.states[0, 0] += 5
+    found = table("cheetah-flip", "recorded", upright, far, near)
+    assert np.array_equal(found, near.states[: 50 + AFTER + 1])
+    there = guidance("cheetah-flip", "recorded", upright, far, near).guide(far.states[0])
+    assert np.array_equal(there, far.states[: 120 + AFTER + 1])
+    assert "of 2 episodes of walks" in guidance("cheetah-flip", "recorded", upright, far, near).note
+    with pytest.raises(InputError, match="no episode of --data turns over"):
+        guidance("cheetah-flip", "recorded", upright)
 
 
 def test_the_released_flip_waits_turns_and_freezes() -> None:

@@ -134,7 +134,11 @@ def test_the_model_is_asked_what_planning_asks_it(horizon: int) -> None:
     weights, batch, now = tiny_weights(config), segments(3), T - horizon
     found = measure_model(weights.model(), weights.normaliser(), config, [batch])
     ahead, truth = asked(weights, batch, "dynamics", now)
-    policy, _ = asked(weights, batch, "policy", now)
+    policy, between, towards = (
+        asked(weights, batch, pattern, now)[0].mu[:, now].tanh()
+        for pattern in ("policy", "inverse", "path")
+    )
+    actions = truth["actions"][:, now]
     answers = {
         "state_1": (ahead.states[:, now + 1], truth["states"][:, now + 1]),
         "state_h": (ahead.states[:, -1], truth["states"][:, -1]),
@@ -142,7 +146,10 @@ def test_the_model_is_asked_what_planning_asks_it(horizon: int) -> None:
         "copy_h": (truth["states"][:, now], truth["states"][:, -1]),
         "reward": (ahead.rewards[:, now:], truth["rewards"][:, now:]),
         "return": (ahead.returns[:, now:], truth["returns"][:, now:]),
-        "action": (policy.mu[:, now].tanh(), truth["actions"][:, now]),
+        "action": (policy, actions),
+        "action_between": (between, actions),
+        "action_towards": (towards, actions),
+        "action_spread": (actions.mean(dim=0), actions),
     }
     expected = {name: ((a - b) ** 2).mean().item() for name, (a, b) in answers.items()}
     assert found == pytest.approx(expected, rel=1e-4)

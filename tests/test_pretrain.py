@@ -147,7 +147,9 @@ def test_the_command_says_what_was_measured(
         ("last state", ("state_h", "copy_h")),
         ("error of rewards", ("reward",)),
         ("error of returns", ("return",)),
-        ("error of actions", ("action",)),
+        ("error of actions", ("action", "action_spread")),
+        ("... between states", ("action_between",)),
+        ("... towards a state", ("action_towards",)),
         ("V, mean", ("v_mean", "v_correlation", "seen_mean")),
         ("Q, mean", ("q_mean", "q_correlation", "seen_mean")),
     ):

@@ -135,6 +135,20 @@ def resume_for(updates: int, run: Path) -> bool:
 
 
 @pytest.mark.usefixtures("quick")
+def test_what_no_mask_ever_shows_keeps_nobody_from_going_on(data: Store, tmp_path: Path) -> None:
+    """The embeddings of rewards and returns are never used, so no optimiser has moments of them."""
+    mixture = {f"masks__mixture__{name}": 0.0 for name in ("random", "policy", "dynamics")}
+    mixture |= {"masks__mixture__path": 1.0, "masks__mixture__inverse": 1.0}
+    digests = []
+    for stops in ((), (15,)):
+        run = tmp_path / f"{len(stops)}"
+        start(data, config(**mixture), run)
+        assert [resume_for(updates, run) for updates in stops] == [True for _ in stops]
+        digests.append(resume(run, silent).weights.digest)
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("updates", [40, 63])
 def test_a_run_that_is_stopped_anywhere_ends_the_same(
     updates: int, data: Store, straight: Watched, tmp_path: Path

@@ -44,7 +44,10 @@ def goal(
     ] = None,
     waypoints: Annotated[
         str | None,
-        typer.Option(help="paper or released; default: goal.waypoints of the checkpoint."),
+        typer.Option(
+            help="paper or released, for cheetah-flip also recorded; default: goal.waypoints of "
+            "the checkpoint."
+        ),
     ] = None,
     frequency: Annotated[
         list[float] | None,

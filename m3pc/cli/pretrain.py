@@ -87,7 +87,9 @@ def _show(done: "Pretrained") -> None:
             ("error of the last state", "state_h", f"{found['copy_h']:.4f}: copying the present"),
             ("error of rewards", "reward", mean),
             ("error of returns", "return", mean),
-            ("error of actions", "action", ""),
+            ("error of actions", "action", f"{found['action_spread']:.4f}: their variance"),
+            ("... between states", "action_between", "the same; backward planning asks this"),
+            ("... towards a state", "action_towards", "the same; a single mask asks this"),
         )
         for label, name, beside in rows:
             table.add_row(label, f"{found[name]:.4f}", beside)

@@ -17,7 +17,7 @@ from m3pc.goals.guides import (
     total_return,
 )
 from m3pc.goals.task import Guidance, Setting, Task, fixed
-from m3pc.types import Episode
+from m3pc.types import Episode, Floats, InputError
 
 FALLING = {"terminate_when_unhealthy": False}  # an episode goes on, whatever the robot's posture
 HOPPER, WALKER = named("d4rl/Hopper-v2", FALLING), named("d4rl/Walker2d-v2", FALLING)
@@ -77,6 +77,7 @@ def _released_split(setting: Setting) -> Guidance:
 FLIP = 70  # steps in which the body turns over
 SINK = Ramp(dimension=0, rate=9, first=0.0, last=-0.5)  # m
 TURN, TURN_RATE = 1, 10  # dimensions of the body's angle and its rate
+OVER, AFTER = 3.0, 20  # rad by which a recorded flip has turned, and steps in which it comes to lie
 WAIT = 30  # rows before the released flip
 
 
@@ -118,6 +119,31 @@ def _released_flip(setting: Setting) -> Guidance:
     return fixed(held(table, setting.rows), note)
 
 
+def _recorded_flip(setting: Setting) -> Guidance:
+    """What the data did, unchanged: of the episodes that turn over, the one that begins most like
+    the present one."""
+    turned = [
+        (episode.states[0], episode.states[: over[0] + AFTER + 1])
+        for episode in setting.data()
+        if len(over := np.flatnonzero(np.abs(episode.states[:, TURN]) >= OVER))
+    ]
+    if not turned:
+        raise InputError(
+            f"no episode of --data turns over (by {OVER:g} rad); give a data set with some, such "
+            "as one of --quality babble"
+        )
+    starts = np.stack([first for first, _ in turned])
+
+    def guide(first: Floats) -> Floats:
+        return turned[int(np.linalg.norm(starts - first, axis=1).argmin())][1]
+
+    note = (
+        f"of {len(turned)} episodes of {setting.source} that turn over, the one that begins "
+        f"nearest, until {AFTER} steps after it has turned by {OVER:g} rad"
+    )
+    return Guidance(guide=guide, note=note)
+
+
 LOCOMOTION = (
     Task(
         name="hopper-wiggle",
@@ -148,6 +174,6 @@ LOCOMOTION = (
         steps=200,
         judged=150,
         tolerance=0.5,
-        guides={"paper": _paper_flip, "released": _released_flip},
+        guides={"paper": _paper_flip, "released": _released_flip, "recorded": _recorded_flip},
     ),
 )
