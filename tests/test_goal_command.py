@@ -330,6 +330,7 @@ def test_models_are_compared_by_their_means(run: Run) -> None:
     changed = result("other")
     planner = changed["cases"][0]["planners"]["goal"]
     planner["summary"]["distance"]["mean"] = 3.5  # as if the other model were one further off
+    planner["summary"]["success"]["mean"] = 1.0
     planner["traces"][1] = [[9]] * 5
     Path("other/result.json").write_text(json.dumps(changed))
     files = ("toy/result.json", "other/result.json")
@@ -339,8 +340,12 @@ def test_models_are_compared_by_their_means(run: Run) -> None:
     half = 12.706 * math.sqrt(0.5) / math.sqrt(2)  # of 2.5 and 3.5
     found = case["planners"]["goal"]["summary"]["distance"]
     assert found["models"] == [2.5, 3.5]
-    assert [found["mean"], found["low"], found["high"]] == pytest.approx([3, 3 - half, 3 + half])
-    assert case["difference"]["distance"]["models"] == [0, 1]
+    assert [found["mean"], found["low"], found["high"]] == pytest.approx([3, 0, 3 + half])
+    share = case["planners"]["goal"]["summary"]["success"]
+    assert share == {"mean": 0.5, "low": 0, "high": 1, "models": [0, 1]}  # and not beyond
+    apart = case["difference"]["distance"]
+    assert apart["models"] == [0, 1]
+    assert [apart["low"], apart["high"]] == pytest.approx([0.5 - half, 0.5 + half])
     way = [[0], [1], [2], [3], [4]]
     assert case["planners"]["goal"]["traces"] == [way, way, way, [[9]] * 5]
     assert "2 trained models" in done.out

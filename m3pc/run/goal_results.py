@@ -30,6 +30,7 @@ FORMAT = 1
 LARGEST = 256 << 20  # bytes of a file
 POINTS = 250  # of a trace that is kept, about
 SCATTER = 4_000  # points of a cloud that is drawn, about
+SHARES = ("within", "success")  # measures of at most 1
 ALIKE = (  # to be one experiment
     *("task", "waypoints", "env", "engine", "settings", "seed", "episodes"),
     *("steps", "spacing", "key", "tolerance"),
@@ -301,7 +302,7 @@ def _merged_case(name: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any
         "subgoals": cases[0]["subgoals"],
         "planners": {
             mode: {
-                "summary": {m: _over_models(means[mode][m]) for m in MEASURES},
+                "summary": {m: _possible(m, _over_models(means[mode][m])) for m in MEASURES},
                 "traces": [trace for c in cases for trace in c["planners"][mode]["traces"]],
             }
             for mode in modes
@@ -313,6 +314,14 @@ def _merged_case(name: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any
 def _over_models(values: NDArray[np.float64]) -> dict[str, Any]:
     low, high = (None if math.isnan(end) else end for end in t_interval(values))
     return {"mean": float(values.mean()), "low": low, "high": high, "models": values.tolist()}
+
+
+def _possible(measure: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The interval without what the measure cannot be: no distance is below 0, no share above 1."""
+    if found["low"] is None:
+        return found
+    most = 1.0 if measure in SHARES else math.inf
+    return found | {"low": max(found["low"], 0.0), "high": min(found["high"], most)}
 
 
 # Pictures
