@@ -21,6 +21,7 @@ class Babble:
     actions: int  # A
     patience: int = 200  # steps of an episode, unless the environment ends it before
     longest: float  # steps that actions are held in an episode, on average, at most; 1 or more
+    strongest: float = 1.0  # what is asked of a number of an action in the strongest episode
     noise: float = 0.1  # standard deviation of what is added to each number at each step
     round: int = 1
 
@@ -30,7 +31,7 @@ class Babble:
     def player(self, number: int, rng: np.random.Generator) -> "Babbler":
         return Babbler(
             babble=self,
-            strength=rng.uniform(),
+            strength=rng.uniform(0, self.strongest),
             held=math.exp(rng.uniform(0, math.log(self.longest))),
             action=np.zeros(self.actions),
         )

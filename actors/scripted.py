@@ -8,7 +8,7 @@ action is a displacement [3], a rotation [3] and the gripper: below 0 opens it, 
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +36,7 @@ OUTSIDE = ((-0.2, -0.25), (0.0, -0.58), (0.15, -0.6))  # between arm and first b
 JITTER = (0.03, 0.02)  # metres by which targets and heights of carrying differ at most
 ASTRAY = (0.5, 1.5)  # times a role's error of aim, drawn for an episode
 STILL, LOOSE = 10, 6  # steps of a hesitation, and of an opening that came too early
+STEADY = 0.9  # of a push sideways, what is left of it a step later
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +144,14 @@ class Role:
     pace: float = 1.0  # largest displacement that it asks for, along each axis
     targets: tuple[tuple[float, float], ...] = ((0.0, 0.0),)  # one is drawn for an episode
     astray: tuple[float, float, float] = (0.0, 0.0, 0.0)  # metres beside the object that it aims at
+    strays: float = 0.0  # standard deviation of a slow push, as a share of the hand's displacement
     hesitates: float = 0.0  # chance a step to hold still for STILL steps
     lets_go: float = 0.0  # chance a step to open the gripper for LOOSE steps
     patience: int | None = None  # steps after which it gives up
 
     def numbers(self) -> dict[str, Any]:
         """For a data set's header: what makes it what it is."""
-        usual = {field.name: field.default for field in fields(self)}
+        usual = {one.name: one.default for one in fields(self)}
         numbers = {name: getattr(self, name) for name in usual if name != "script"}
         return {name: value for name, value in numbers.items() if value != usual[name]}
 
@@ -165,6 +167,7 @@ class Player:
     fallen: int = 0  # steps since the object fell
     still: int = 0  # steps for which it goes on to hold still
     loose: int = 0  # steps for which it goes on to open the gripper
+    push: Vector = field(default_factory=lambda: np.zeros(3))  # slow noise of standard size
 
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
         view = View.of(state)
@@ -174,6 +177,7 @@ class Player:
         self.fallen += view.thing[2] < FLOOR
         if rng is not None:
             self._lapse(wanted, rng)
+            self._stray(wanted, rng)
             wanted += self.role.noise * rng.standard_normal(len(wanted))
         return wanted.clip(-1, 1).astype(np.float32)
 
@@ -188,6 +192,13 @@ class Player:
             wanted[:6] = 0.0
         if self.loose:
             wanted[6] = OPEN
+
+    def _stray(self, wanted: Vector, rng: np.random.Generator) -> None:
+        """Who moves fast is pushed far; who is nearly there is hardly pushed at all."""
+        if self.role.strays:
+            fresh = rng.standard_normal(3)
+            self.push = STEADY * self.push + math.sqrt(1 - STEADY**2) * fresh
+            wanted[:3] += self.role.strays * np.abs(wanted[:3]).max() * self.push
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,10 +264,16 @@ def noisy(role: Role, patience: int) -> tuple[Role, ...]:
 LIFT = Role(name="lift", script=lift, noise=0.1, pace=0.6)
 PLACE = Role(name="place", script=carry, targets=BOX, noise=0.1)
 THROW = Role(name="throw", script=carry, targets=OUTSIDE, noise=0.1, patience=250)
+# Neither always takes the same way, so that of an action more is told by where it led than by what
+# came before it: what a model needs to follow goals.
 OF_CAN = {
     "good": Cast(task=CAN, roles=(PLACE,)),
     "noisy": Cast(task=CAN, roles=noisy(PLACE, patience=250)),
-    "paired": Cast(task=CAN, roles=(PLACE, THROW), together=True),
+    "paired": Cast(
+        task=CAN,
+        roles=(replace(PLACE, strays=0.4), replace(THROW, strays=0.4)),
+        together=True,
+    ),
 }
 # By environment and quality.
 CASTS: Mapping[str, Mapping[str, Cast]] = MappingProxyType(

@@ -52,6 +52,12 @@ def test_episodes_differ_in_strength_and_in_how_long_actions_are_held() -> None:
     assert held.min() < 1.2 and 50 < held.max() <= 64 and 6 < np.median(held) < 10
 
 
+def test_no_episode_is_stronger_than_the_strongest() -> None:
+    babble = Babble(actions=1, longest=64, strongest=0.25)
+    strengths = [babble.player(0, np.random.default_rng(seed)).strength for seed in range(300)]
+    assert min(strengths) < 0.02 and 0.24 < max(strengths) <= 0.25
+
+
 def test_an_episode_ends_after_so_many_steps() -> None:
     player = Babble(actions=1, longest=64, patience=3).player(0, np.random.default_rng(0))
     rng = np.random.default_rng(0)
@@ -68,6 +74,7 @@ def test_one_process_and_two_make_the_same_set_and_it_says_what_it_is(tmp_path: 
             "Pendulum-v1",
             tmp_path / f"{workers}",
             steps=900,
+            strongest=0.5,
             seed=1,
             workers=workers,
             on_progress=lambda numbers: None,
@@ -82,11 +89,8 @@ def test_one_process_and_two_make_the_same_set_and_it_says_what_it_is(tmp_path: 
         "babble",
         "babbling",
     )
-    assert (source["noise"], source["longest"], source["patience"]) == (
-        0.1,
-        15.0,
-        200,
-    )  # 0.5 s at 30 Hz
+    assert (source["noise"], source["longest"]) == (0.1, 15.0)  # 0.5 s at 30 Hz
+    assert (source["strongest"], source["patience"]) == (0.5, 200)
     assert (source["seed"], source["steps"]) == (1, 900)
 
 
@@ -95,14 +99,18 @@ def test_the_command_makes_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = invoke(
-        capsys, monkeypatch, "data", "make", "Pendulum-v1", "--quality", "babble", "--steps", "150"
+        *(capsys, monkeypatch, "data", "make", "Pendulum-v1", "--quality", "babble"),
+        *("--steps", "150", "--strength", "0.5"),
     )
     assert done.code == 0 and "data/pendulum-v1-babble: 1 episodes, 200 steps" in done.out
-    assert Store(tmp_path / "data/pendulum-v1-babble").lengths.tolist() == [200]
+    store = Store(tmp_path / "data/pendulum-v1-babble")
+    assert store.lengths.tolist() == [200]
+    assert store.header.source["strongest"] == 0.5
 
 
 @pytest.mark.parametrize(
-    "given", [("--episodes", "3"), ("--target-return", "1"), ("--png", "a.png")]
+    "given",
+    [("--episodes", "3"), ("--target-return", "1"), ("--png", "a.png"), ("--noise", "0.1")],
 )
 def test_options_of_other_qualities_are_refused(
     given: tuple[str, str],

@@ -31,7 +31,7 @@ LIFT, CAN, SQUARE = "robosuite/Lift", "robosuite/PickPlaceCan", "robosuite/NutAs
         ([LIFT, "--quality", "paired"], "give one of good, noisy"),
         ([CAN, "--quality", "great"], "give one of good, noisy, paired"),
         (["d4rl/Hopper-v2", "--quality", "good"], "is for robosuite/Lift, robosuite/PickPlaceCan"),
-        (["d4rl/Hopper-v2", "--quality", "paired"], "give medium, medium-replay or expert"),
+        (["d4rl/Hopper-v2", "--quality", "paired"], "medium, medium-replay, expert or babble"),
         ([SQUARE, "--quality", "noisy"], "there is no script for robosuite/NutAssemblySquare"),
         ([SQUARE, "--quality", "medium"], "m3pc data import robomimic:square/ph OUT"),
         ([CAN, "--quality", "paired", "--episodes", "3"], "give a multiple of 2"),
@@ -39,6 +39,8 @@ LIFT, CAN, SQUARE = "robosuite/Lift", "robosuite/PickPlaceCan", "robosuite/NutAs
         ([CAN, "--quality", "good", "--target-return", "1"], "played by script; leave it out"),
         ([CAN, "--quality", "good", "--max-steps", "9", "--replay", "r"], "--max-steps, --replay"),
         (["d4rl/Hopper-v2", "--quality", "expert", "--episodes", "9"], "whose size is --steps"),
+        (["d4rl/Hopper-v2", "--quality", "expert", "--noise", "1"], "--noise given, but d4rl/Hop"),
+        ([CAN, "--quality", "good", "--strength", "1"], "--strength given, but robosuite/PickPl"),
     ],
 )
 def test_what_does_not_go_together_is_one_sentence_and_exit_code_2(
@@ -79,6 +81,24 @@ def test_one_process_and_two_make_the_same_bytes(tmp_path: Path) -> None:
     )
     assert one.totals.episodes == 6
     assert one.checksum == two.checksum
+
+
+@needs_robosuite
+def test_noise_that_is_asked_for_is_every_roles(tmp_path: Path) -> None:
+    order = Order(
+        env_id=LIFT,
+        out=tmp_path / "set",
+        quality="good",
+        episodes=1,
+        noise=0.0,
+        seed=2,
+        picture=tmp_path / "roles.png",
+    )
+    store, _ = demonstrate(order, lambda progress: None, workers=1)
+    (role,) = store.header.source["roles"]
+    assert role["noise"] == 0.0
+    (episode,) = store.episodes()
+    assert set(episode.actions[:, 6].tolist()) <= {-1.0, 1.0}  # the gripper is told so or so
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,25 @@ def test_who_hesitates_holds_still_and_who_lets_go_opens_for_some_steps() -> Non
     assert [loose.act(held, rng)[6] for _ in range(LOOSE)] == [OPEN] * (LOOSE - 1) + [CLOSE]
 
 
+def test_who_strays_is_pushed_the_further_the_faster_it_moves_and_for_a_while() -> None:
+    away, near = (state((x, 0.0, 1.0), (0.0, 0.0, 0.92)) for x in (0.2, 0.002))
+
+    def pushed(where: Floats, seed: int) -> Any:
+        """[200, 3] What is added to the hand's displacement, in which nothing is cut."""
+        rng = np.random.default_rng(seed)
+        calm, straying = (player(noise=0.0, pace=0.25, strays=strays) for strays in (0.0, 0.5))
+        acted = [straying.act(where, rng) - calm.act(where, None) for _ in range(200)]
+        assert not np.any(np.stack(acted)[:, 3:])
+        return np.stack(acted)[:, :3] / np.abs(calm.act(where, None)[:3]).max()
+
+    far = np.concatenate([pushed(away, seed) for seed in range(20)])
+    assert far.std() == pytest.approx(0.5, rel=0.1)
+    assert pushed(near, 0) == pytest.approx(pushed(away, 0), abs=1e-5)
+    alone = pushed(away, 0)
+    together = np.corrcoef(alone[:-1].ravel(), alone[1:].ravel())[0, 1]
+    assert 0.8 < together < 0.95
+
+
 def test_a_player_stops_when_it_loses_patience_or_the_object() -> None:
     patient, impatient = player(patience=None), player(patience=3)
     there, fallen = (state((0.0, 0.0, 1.0), (0.0, 0.0, height)) for height in (0.82, 0.5))

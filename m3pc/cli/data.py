@@ -206,6 +206,16 @@ def make(
     episodes: Annotated[
         int | None, typer.Option(min=1, help="Size of a scripted set; default 200.")
     ] = None,
+    noise: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Of a scripted set: added to each number of an action; default by role."
+        ),
+    ] = None,
+    strength: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="The strongest action of babble, per number; default 1."),
+    ] = None,
     target_return: Annotated[
         float | None, typer.Option(help="Where training stops; default by D4RL's scale.")
     ] = None,
@@ -236,16 +246,18 @@ def make(
         how = "played at random, in so many --steps"
     else:
         how = "played by script" if scripted else "made by training, whose size is --steps"
-    strange: dict[str, object] = {} if scripted else {"--episodes": episodes}
+    strange: dict[str, object] = {}
+    if not scripted:
+        strange |= {"--episodes": episodes, "--noise": noise}
     if scripted or babbled:
         strange |= {"--target-return": target_return, "--max-steps": max_steps, "--replay": replay}
-    if babbled:
-        strange |= {"--png": png}
+    strange |= {"--png": png} if babbled else {"--strength": strength}
     given = [name for name, value in strange.items() if value is not None]
     if given:
         raise InputError(f"{', '.join(given)} given, but {env} {quality} is {how}; leave it out")
     if babbled:
-        _babble(env, out, steps or babble.STEPS, seed)
+        strongest = 1.0 if strength is None else strength
+        _babble(env, out, steps=steps or babble.STEPS, strongest=strongest, seed=seed)
         return
     if scripted:
         _play(
@@ -255,6 +267,7 @@ def make(
                 quality=quality,
                 episodes=episodes,
                 steps=steps,
+                noise=noise,
                 seed=seed,
                 picture=png or Path(f"{out.name}-roles.png"),
             )
@@ -277,12 +290,12 @@ def make(
     )
 
 
-def _babble(env: str, out: Path, steps: int, seed: int) -> None:
+def _babble(env: str, out: Path, *, steps: int, strongest: float, seed: int) -> None:
     from m3pc.cli.progress import progress
     from m3pc.run.babble import babble
 
     with progress(f"making {out.name}", "steps") as report:
-        store = babble(env, out, steps=steps, seed=seed, on_progress=report)
+        store = babble(env, out, steps=steps, strongest=strongest, seed=seed, on_progress=report)
     _done(store)
 
 

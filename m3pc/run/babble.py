@@ -20,6 +20,7 @@ def babble(
     out: Path,
     *,
     steps: int,
+    strongest: float,
     seed: int,
     on_progress: Callable[[dict[str, Any]], None],
     workers: int | None = None,
@@ -29,7 +30,7 @@ def babble(
     header = header_of(env_id, about | {"seed": seed, "steps": steps})
     with m3pc.envs.make(env_id) as env:
         longest = max(HELD * float(env.metadata.get("render_fps") or RATE), 1.0)
-    cast = Babble(actions=header.actions, longest=longest)
+    cast = Babble(actions=header.actions, longest=longest, strongest=strongest)
     header = header.model_copy(update={"source": header.source | cast.numbers()})
     with write_store(out, header) as writer:
         for episode in played(env_id, cast, steps=steps, seed=seed, workers=workers):

@@ -1,7 +1,7 @@
 """Make a data set by script, where a policy that learns from nothing would learn nothing."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Order:
     quality: str
     episodes: int | None = None
     steps: int | None = None
+    noise: float | None = None  # None: each role's own
     seed: int
     picture: Path
 
@@ -61,7 +62,7 @@ def is_scripted(env_id: str, quality: str) -> bool:
     if fit:
         raise InputError(
             f"quality {quality!r} is for {', '.join(fit)}, which are played by script; for {plain} "
-            "give medium, medium-replay or expert"
+            "give medium, medium-replay, expert or babble"
         )
     return False
 
@@ -71,6 +72,8 @@ def demonstrate(
 ) -> tuple[Store, list[Tally]]:
     """The quality's roles play in turn, for so many episodes or steps, in whole rounds."""
     cast = CASTS[parted(order.env_id)[0]][order.quality]
+    if order.noise is not None:
+        cast = replace(cast, roles=tuple(replace(role, noise=order.noise) for role in cast.roles))
     size = _size(order, cast)
     header = _header(order, cast, size)
     order.picture.parent.mkdir(parents=True, exist_ok=True)
