@@ -264,16 +264,10 @@ def noisy(role: Role, patience: int) -> tuple[Role, ...]:
 LIFT = Role(name="lift", script=lift, noise=0.1, pace=0.6)
 PLACE = Role(name="place", script=carry, targets=BOX, noise=0.1)
 THROW = Role(name="throw", script=carry, targets=OUTSIDE, noise=0.1, patience=250)
-# Neither always takes the same way, so that of an action more is told by where it led than by what
-# came before it: what a model needs to follow goals.
 OF_CAN = {
     "good": Cast(task=CAN, roles=(PLACE,)),
     "noisy": Cast(task=CAN, roles=noisy(PLACE, patience=250)),
-    "paired": Cast(
-        task=CAN,
-        roles=(replace(PLACE, strays=0.4), replace(THROW, strays=0.4)),
-        together=True,
-    ),
+    "paired": Cast(task=CAN, roles=(PLACE, THROW), together=True),
 }
 # By environment and quality.
 CASTS: Mapping[str, Mapping[str, Cast]] = MappingProxyType(

@@ -9,11 +9,29 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from m3pc import checkpoint
 from m3pc.envs import make
 from m3pc.envs.hosts import Hosts
-from m3pc.goals.can import CAN, CORRECT, ENV, HAND, NEARER, SEEN, Box, _seen, shortened, to_nearer
+from m3pc.goals.can import (
+    CAN,
+    CAN_TURNED,
+    CORRECT,
+    ENV,
+    HAND,
+    NEARER,
+    SEEN,
+    SEEN_TURNED,
+    TURNED,
+    Box,
+    _back,
+    _seen,
+    _times,
+    begun_at,
+    shortened,
+    to_nearer,
+)
 from m3pc.goals.task import Setting
 from m3pc.goals.tasks import TASKS
 from m3pc.run.goals import Order, trial
@@ -93,6 +111,34 @@ def test_the_nearer_box_is_reached_by_the_same_way_made_shorter() -> None:
     assert NEARER.holds(found[-1, CAN])
 
 
+def about_z(angle: float) -> NDArray[np.float64]:
+    return np.array([0, 0, np.sin(angle / 2), np.cos(angle / 2)])
+
+
+def test_the_guides_can_is_turned_as_the_present_one_lies() -> None:
+    """The can lies at 0.3 rad and is turned by 1 rad on its way; the hand has turned by 0.5. The
+    present one lies at 1.1 rad."""
+    way, first = states(LEFT, IN_BOX), states(LEFT)[0]
+    way[:, CAN_TURNED] = [about_z(0.3), about_z(0.3), about_z(1.3)]
+    way[:, TURNED] = about_z(0.5)
+    way[:, SEEN_TURNED] = [about_z(-0.2), about_z(-0.2), about_z(0.8)]
+    first[CAN_TURNED] = -about_z(1.1)  # the same turn, as MuJoCo may as well say it
+    found = begun_at(way, first)
+    assert found[:, CAN_TURNED] == pytest.approx(-np.stack([about_z(1.1)] * 2 + [about_z(2.1)]))
+    assert found[:, SEEN_TURNED] == pytest.approx(np.stack([about_z(0.6)] * 2 + [about_z(1.6)]))
+    assert found[:, TURNED] == pytest.approx(way[:, TURNED])
+
+
+def test_a_can_that_was_tipped_over_is_so_whatever_it_was_turned_by_before() -> None:
+    tipped, way = np.array([0.5**0.5, 0, 0, 0.5**0.5]), states(LEFT, IN_BOX)
+    way[:, CAN_TURNED] = [about_z(0), about_z(0), tipped]
+    first = states(LEFT)[0]
+    first[CAN_TURNED] = about_z(0.7)
+    found = begun_at(way, first)[-1, CAN_TURNED]
+    upright = _times(_times(found, np.array([0, 0, 1, 0])), _back(found))[:3]  # its own axis
+    assert upright == pytest.approx([0, -1, 0], abs=1e-6)  # as that of `tipped`
+
+
 def test_a_way_is_shortened_from_where_the_can_lay() -> None:
     way = states((0, -0.4, 0.86), (0.1, 0.0, 1.0), (0.2, 0.4, 0.85))
     way[3, 0:3] += [0.3, 0.2, 0.1]  # at the end the hand is elsewhere
@@ -138,11 +184,29 @@ def test_data_without_such_an_episode_are_refused() -> None:
 
 
 def test_the_hands_view_is_that_of_recorded_data() -> None:
+    recorded = _recorded()
+    assert _seen(recorded) == pytest.approx(recorded[:, SEEN], abs=2e-6)
+
+
+def test_what_the_hand_sees_of_a_turn_is_that_of_recorded_data() -> None:
+    """Also where the can is turned a little further than it was recorded."""
+    way = _recorded()
+    first = way[0].copy()
+    first[CAN_TURNED] = _times(first[CAN_TURNED], about_z(0.5))
+    found = begun_at(way, first)
+    turned_back = found[:, TURNED] * [-1, -1, -1, 1]
+    expected = _times(turned_back, found[:, CAN_TURNED])
+    sign = np.sign((expected * found[:, SEEN_TURNED]).sum(axis=1, keepdims=True))
+    assert found[:, SEEN_TURNED] == pytest.approx(sign * expected, abs=2e-6)
+    assert (found[:, SEEN_TURNED.stop - 1] >= 0).all()
+    assert begun_at(way, way[0]) == pytest.approx(way, abs=2e-6)
+
+
+def _recorded() -> Floats:
     with h5py.File(shared_file("robomimic/mg_can_low_dim.hdf5")) as file:
         demo: Any = next(iter(file["data"].values()))["obs"]
         names = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object")
-        recorded = np.concatenate([demo[name][:] for name in names], axis=1).astype(np.float32)
-    assert _seen(recorded) == pytest.approx(recorded[:, SEEN], abs=2e-6)
+        return np.concatenate([demo[name][:] for name in names], axis=1).astype(np.float32)
 
 
 # In robosuite

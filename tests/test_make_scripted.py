@@ -40,6 +40,7 @@ LIFT, CAN, SQUARE = "robosuite/Lift", "robosuite/PickPlaceCan", "robosuite/NutAs
         ([CAN, "--quality", "good", "--max-steps", "9", "--replay", "r"], "--max-steps, --replay"),
         (["d4rl/Hopper-v2", "--quality", "expert", "--episodes", "9"], "whose size is --steps"),
         (["d4rl/Hopper-v2", "--quality", "expert", "--noise", "1"], "--noise given, but d4rl/Hop"),
+        (["d4rl/Hopper-v2", "--quality", "expert", "--strays", "1"], "--strays given, but d4rl/Ho"),
         ([CAN, "--quality", "good", "--strength", "1"], "--strength given, but robosuite/PickPl"),
     ],
 )
@@ -84,19 +85,20 @@ def test_one_process_and_two_make_the_same_bytes(tmp_path: Path) -> None:
 
 
 @needs_robosuite
-def test_noise_that_is_asked_for_is_every_roles(tmp_path: Path) -> None:
+def test_noise_and_pushes_that_are_asked_for_are_every_roles(tmp_path: Path) -> None:
     order = Order(
         env_id=LIFT,
         out=tmp_path / "set",
         quality="good",
         episodes=1,
         noise=0.0,
+        strays=0.5,
         seed=2,
         picture=tmp_path / "roles.png",
     )
     store, _ = demonstrate(order, lambda progress: None, workers=1)
     (role,) = store.header.source["roles"]
-    assert role["noise"] == 0.0
+    assert (role["noise"], role["strays"]) == (0.0, 0.5)
     (episode,) = store.episodes()
     assert set(episode.actions[:, 6].tolist()) <= {-1.0, 1.0}  # the gripper is told so or so
 

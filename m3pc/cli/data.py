@@ -212,6 +212,14 @@ def make(
             min=0, help="Of a scripted set: added to each number of an action; default by role."
         ),
     ] = None,
+    strays: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Likewise: slow pushes on the hand, as a share of its displacement; default 0.",
+        ),
+    ] = None,
     strength: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="The strongest action of babble, per number; default 1."),
@@ -248,7 +256,7 @@ def make(
         how = "played by script" if scripted else "made by training, whose size is --steps"
     strange: dict[str, object] = {}
     if not scripted:
-        strange |= {"--episodes": episodes, "--noise": noise}
+        strange |= {"--episodes": episodes, "--noise": noise, "--strays": strays}
     if scripted or babbled:
         strange |= {"--target-return": target_return, "--max-steps": max_steps, "--replay": replay}
     strange |= {"--png": png} if babbled else {"--strength": strength}
@@ -268,6 +276,7 @@ def make(
                 episodes=episodes,
                 steps=steps,
                 noise=noise,
+                strays=strays,
                 seed=seed,
                 picture=png or Path(f"{out.name}-roles.png"),
             )

@@ -8,6 +8,7 @@ as the hand sees it. Metres; z points up, y from the first bin to the second.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,10 @@ from m3pc.goals.task import Guidance, Setting, Task
 from m3pc.manipulation import FLOOR
 from m3pc.types import Episode, Floats, InputError
 
+Numbers = NDArray[np.floating[Any]]
 ENV = "robosuite/PickPlaceCan"
 HAND, TURNED, CAN, SEEN = slice(0, 3), slice(3, 7), slice(9, 12), slice(16, 19)
+CAN_TURNED, SEEN_TURNED = slice(12, 16), slice(19, 23)
 ACROSS = 1  # y
 MOVED = 0.01  # the can has left its place
 
@@ -72,14 +75,35 @@ def _seen(states: Floats) -> NDArray[np.float64]:
     return np.asarray(apart + scalar * once + np.cross(vector, once))
 
 
-def begun_at(states: Floats, can: Floats) -> Floats:
-    """The same way [L + 1, S] of hand and can, moved sideways so that the can first lies at `can`
-    [3]: a hand that grasped where another can was would miss this one."""
+def begun_at(states: Floats, first: Floats) -> Floats:
+    """The same way [L + 1, S], begun with the can where and as it is in the state `first` [S].
+
+    Hand and can are moved sideways: a hand that grasped where another can was would miss this one.
+    A can is round, so it may as well be turned about itself from the start: a goal in which it is
+    turned otherwise than it lies cannot be reached.
+    """
     table = states.copy()
-    aside = np.append((can - states[0, CAN])[:2], 0).astype(np.float32)
+    aside = np.append((first[CAN] - states[0, CAN])[:2], 0).astype(np.float32)
     for part in (HAND, CAN):
         table[:, part] += aside
+    if states.shape[1] >= SEEN_TURNED.stop:
+        spin = _times(_back(states[0, CAN_TURNED]), first[CAN_TURNED])
+        table[:, CAN_TURNED] = _times(states[:, CAN_TURNED], spin)
+        seen = _times(states[:, SEEN_TURNED], spin)
+        table[:, SEEN_TURNED] = np.where(seen[:, 3:] < 0, -seen, seen)  # as robosuite shows it
     return table
+
+
+def _times(left: Numbers, right: Numbers) -> NDArray[np.float64]:
+    """Of quaternions [..., 4] with the scalar last: the turn `right`, then `left`."""
+    u, v = left[..., :3].astype(np.float64), right[..., :3].astype(np.float64)
+    a, b = left[..., 3:], right[..., 3:]
+    scalar = a * b - (u * v).sum(axis=-1, keepdims=True)
+    return np.concatenate([a * v + b * u + np.cross(u, v), scalar], axis=-1)
+
+
+def _back(quaternion: Numbers) -> Numbers:
+    return np.append(-quaternion[:3], quaternion[3])
 
 
 def to_nearer(states: Floats) -> Floats:
@@ -102,11 +126,11 @@ def _nearest(
 
     def guide(first: Floats) -> Floats:
         nearest = int(np.linalg.norm(places - first[CAN], axis=1).argmin())
-        return change(begun_at(chosen[nearest], first[CAN]))
+        return change(begun_at(chosen[nearest], first))
 
     note = (
         f"of {len(chosen)} episodes of {setting.source} in which the can {what}, the one whose can "
-        "first lies nearest, moved to where it lies now"
+        "first lies nearest, moved and turned to where and as it lies now"
     )
     return Guidance(guide=guide, note=note)
 

@@ -28,7 +28,8 @@ class Order:
     quality: str
     episodes: int | None = None
     steps: int | None = None
-    noise: float | None = None  # None: each role's own
+    noise: float | None = None  # None: each role's own; likewise
+    strays: float | None = None
     seed: int
     picture: Path
 
@@ -72,8 +73,9 @@ def demonstrate(
 ) -> tuple[Store, list[Tally]]:
     """The quality's roles play in turn, for so many episodes or steps, in whole rounds."""
     cast = CASTS[parted(order.env_id)[0]][order.quality]
-    if order.noise is not None:
-        cast = replace(cast, roles=tuple(replace(role, noise=order.noise) for role in cast.roles))
+    wanted = {"noise": order.noise, "strays": order.strays}
+    given: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    cast = replace(cast, roles=tuple(replace(role, **given) for role in cast.roles))
     size = _size(order, cast)
     header = _header(order, cast, size)
     order.picture.parent.mkdir(parents=True, exist_ok=True)
