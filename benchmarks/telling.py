@@ -28,6 +28,7 @@ SAME = 1e-3  # standard deviations within which a step comes out as recorded
 HEAD = ("set", "strongest direction", "weakest direction", "steps that come out as recorded")
 
 Doubles = NDArray[np.float64]
+Numbers = NDArray[np.floating[Any]]
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def _row(path: Path, count: int) -> list[str]:
     return [path.name, _quartiles(found[:, 0]), _quartiles(found[:, -1]), f"{same:.2f}"]
 
 
-def after(env: gymnasium.Env[Any, Any], state: Floats, action: Floats) -> Doubles:
+def after(env: gymnasium.Env[Any, Any], state: Numbers, action: Numbers) -> Doubles:
     """The state [S] that follows; what an observation leaves out is 0."""
     body: Any = env.unwrapped
     places = body.model.nq - 1
