@@ -127,18 +127,32 @@ def test_every_fifth_row_of_a_wiggle_is_a_subgoal() -> None:
 # Walker2d
 
 
-def test_the_papers_split_is_the_best_walk_with_a_thigh_that_rises_evenly() -> None:
-    best = episode(200, reward=2)
-    found = table("walker-split", "paper", episode(200, reward=1), best, episode(30, reward=9))
+def test_the_papers_split_is_the_walk_that_is_most_like_one_with_a_thigh_that_rises_evenly() -> (
+    None
+):
+    like, late = episode(200, reward=1), episode(200, reward=9)
+    like.states[:, 2] = np.linspace(0, -4, 201)
+    late.states[:, 2] = np.maximum(np.linspace(1, -2.6, 201), -2.6)
+    others = episode(200, reward=2), late, episode(30, reward=9)
+    found = table("walker-split", "paper", others[0], like, *others[1:])
     assert found.shape == (ROWS, 17)
     assert found[[0, 60, STRIDE], 2] == pytest.approx([0, -1.3, -2.6])
     assert found[: STRIDE + 1, 11] == pytest.approx(-2.6 / (STRIDE * 0.008))
-    others = [d for d in range(17) if d not in (2, 11)]
-    assert np.array_equal(found[: STRIDE + 1, others], best.states[: STRIDE + 1, others])
-    rest = np.append(found[STRIDE, :8], np.zeros(9))  # where it stood, but at rest
-    assert (found[STRIDE + 1 :] == rest.astype(np.float32)).all()
-    note = guidance("walker-split", "paper", episode(200, reward=1), best).note
-    assert "episode 1 of walks, which has the highest return (400)" in note
+    rest = [d for d in range(17) if d not in (2, 11)]
+    assert np.array_equal(found[: STRIDE + 1, rest], like.states[: STRIDE + 1, rest])
+    end = np.append(found[STRIDE, :8], np.zeros(9))  # where it stood, but at rest
+    assert (found[STRIDE + 1 :] == end.astype(np.float32)).all()
+    note = guidance("walker-split", "paper", others[0], like).note
+    assert "episode 1 of walks, whose thigh goes most like that (off by 0.12 rad)" in note
+
+
+def test_a_split_begins_with_its_episode() -> None:
+    """One whose thigh goes just so, but later, is not taken."""
+    later, near = episode(300, reward=1), episode(300, reward=1)
+    later.states[:, 2] = 0
+    later.states[100 : 100 + STRIDE + 1, 2] = np.linspace(0, -2.6, STRIDE + 1)
+    near.states[:, 2] = np.linspace(0, -5, 301)
+    assert "episode 1 " in guidance("walker-split", "paper", later, near).note
 
 
 def test_the_released_split_is_simulated() -> None:

@@ -55,13 +55,18 @@ THIGH = Ramp(dimension=2, rate=11, first=0.0, last=-2.6)  # nearly to the joint'
 
 
 def _paper_split(setting: Setting) -> Guidance:
+    """Along the episode of the data whose thigh first goes most as it should: what the other joints
+    do there goes with it, and so does how it ends."""
     episodes = setting.data()
-    chosen = max(long_enough(episodes, STRIDE + 1), key=lambda n: total_return(episodes[n]))
-    walk = episodes[chosen]
-    table = ramped(walk.states[: STRIDE + 1], [THIGH], seconds=0.008, positions=8)
+    usable = long_enough(episodes, STRIDE + 1)
+    angles = [episodes[n].states[: STRIDE + 1, THIGH.dimension] for n in usable]
+    which, _, apart = alongside(angles, np.linspace(THIGH.first, THIGH.last, STRIDE + 1))
+    states = episodes[usable[which]].states[: STRIDE + 1]
+    table = ramped(states, [THIGH], seconds=0.008, positions=8)
     note = (
-        f"thigh from 0 to {THIGH.last:g} rad in {STRIDE} steps, the rest from episode {chosen} of "
-        f"{setting.source}, which has the highest return ({total_return(walk):.0f}); then at rest"
+        f"thigh from 0 to {THIGH.last:g} rad in {STRIDE} steps, the rest from episode "
+        f"{usable[which]} of {setting.source}, whose thigh goes most like that (off by "
+        f"{apart:.2f} rad); then at rest"
     )
     return fixed(held(table, setting.rows), note)
 
