@@ -346,6 +346,8 @@ def test_models_are_compared_by_their_means(run: Run) -> None:
     apart = case["difference"]["distance"]
     assert apart["models"] == [0, 1]
     assert [apart["low"], apart["high"]] == pytest.approx([0.5 - half, 0.5 + half])
+    shares = case["difference"]["success"]
+    assert shares == {"mean": 0.5, "low": -1, "high": 1, "models": [0, 1]}
     way = [[0], [1], [2], [3], [4]]
     assert case["planners"]["goal"]["traces"] == [way, way, way, [[9]] * 5]
     assert "2 trained models" in done.out

@@ -293,7 +293,8 @@ def _merged_case(name: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any
     difference = None
     if len(modes) == len(BACKWARD):
         first, second = BACKWARD
-        difference = {m: _over_models(means[first][m] - means[second][m]) for m in MEASURES}
+        apart = {m: _over_models(means[first][m] - means[second][m]) for m in MEASURES}
+        difference = {m: _possible(m, apart[m], least=-_most(m)) for m in MEASURES}
     return {
         "name": name,
         "models": len(cases),
@@ -316,12 +317,18 @@ def _over_models(values: NDArray[np.float64]) -> dict[str, Any]:
     return {"mean": float(values.mean()), "low": low, "high": high, "models": values.tolist()}
 
 
-def _possible(measure: str, found: dict[str, Any]) -> dict[str, Any]:
+def _possible(measure: str, found: dict[str, Any], *, least: float = 0.0) -> dict[str, Any]:
     """The interval without what the measure cannot be: no distance is below 0, no share above 1."""
     if found["low"] is None:
         return found
-    most = 1.0 if measure in SHARES else math.inf
-    return found | {"low": max(found["low"], 0.0), "high": min(found["high"], most)}
+    return found | {
+        "low": max(found["low"], least),
+        "high": min(found["high"], _most(measure)),
+    }
+
+
+def _most(measure: str) -> float:
+    return 1.0 if measure in SHARES else math.inf
 
 
 # Pictures
