@@ -25,15 +25,14 @@ from m3pc.goals.can import (
     SEEN_TURNED,
     TURNED,
     Box,
-    _back,
     _seen,
-    _times,
     begun_at,
     shortened,
     to_nearer,
 )
 from m3pc.goals.task import Setting
 from m3pc.goals.tasks import TASKS
+from m3pc.goals.turns import applied, composed, inverse
 from m3pc.run.goals import Order, trial
 from m3pc.types import Episode, Floats, InputError
 from replay.store import write_store
@@ -135,8 +134,9 @@ def test_a_can_that_was_tipped_over_is_so_whatever_it_was_turned_by_before() -> 
     first = states(LEFT)[0]
     first[CAN_TURNED] = about_z(0.7)
     found = begun_at(way, first)[-1, CAN_TURNED]
-    upright = _times(_times(found, np.array([0, 0, 1, 0])), _back(found))[:3]  # its own axis
-    assert upright == pytest.approx([0, -1, 0], abs=1e-6)  # as that of `tipped`
+    assert applied(found, np.array([0.0, 0.0, 1.0])) == pytest.approx(
+        [0, -1, 0], abs=1e-6
+    )  # as that of `tipped`
 
 
 def test_a_way_is_shortened_from_where_the_can_lay() -> None:
@@ -192,10 +192,9 @@ def test_what_the_hand_sees_of_a_turn_is_that_of_recorded_data() -> None:
     """Also where the can is turned a little further than it was recorded."""
     way = _recorded()
     first = way[0].copy()
-    first[CAN_TURNED] = _times(first[CAN_TURNED], about_z(0.5))
+    first[CAN_TURNED] = composed(first[CAN_TURNED], about_z(0.5))
     found = begun_at(way, first)
-    turned_back = found[:, TURNED] * [-1, -1, -1, 1]
-    expected = _times(turned_back, found[:, CAN_TURNED])
+    expected = composed(inverse(found[:, TURNED]), found[:, CAN_TURNED])
     sign = np.sign((expected * found[:, SEEN_TURNED]).sum(axis=1, keepdims=True))
     assert found[:, SEEN_TURNED] == pytest.approx(sign * expected, abs=2e-6)
     assert (found[:, SEEN_TURNED.stop - 1] >= 0).all()

@@ -8,16 +8,15 @@ as the hand sees it. Metres; z points up, y from the first bin to the second.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from m3pc.goals.task import Guidance, Setting, Task
+from m3pc.goals.turns import applied, composed, inverse
 from m3pc.manipulation import FLOOR
 from m3pc.types import Episode, Floats, InputError
 
-Numbers = NDArray[np.floating[Any]]
 ENV = "robosuite/PickPlaceCan"
 HAND, TURNED, CAN, SEEN = slice(0, 3), slice(3, 7), slice(9, 12), slice(16, 19)
 CAN_TURNED, SEEN_TURNED = slice(12, 16), slice(19, 23)
@@ -70,9 +69,7 @@ def shortened(states: Floats, share: float) -> Floats:
 def _seen(states: Floats) -> NDArray[np.float64]:
     """The can's place in the hand's frame: [N, 3]"""
     apart = states[:, CAN].astype(np.float64) - states[:, HAND]
-    vector, scalar = -states[:, TURNED][:, :3].astype(np.float64), states[:, [6]]  # turned back
-    once = 2 * np.cross(vector, apart)
-    return np.asarray(apart + scalar * once + np.cross(vector, once))
+    return applied(inverse(states[:, TURNED]), apart)
 
 
 def begun_at(states: Floats, first: Floats) -> Floats:
@@ -87,23 +84,11 @@ def begun_at(states: Floats, first: Floats) -> Floats:
     for part in (HAND, CAN):
         table[:, part] += aside
     if states.shape[1] >= SEEN_TURNED.stop:
-        spin = _times(_back(states[0, CAN_TURNED]), first[CAN_TURNED])
-        table[:, CAN_TURNED] = _times(states[:, CAN_TURNED], spin)
-        seen = _times(states[:, SEEN_TURNED], spin)
+        spin = composed(inverse(states[0, CAN_TURNED]), first[CAN_TURNED])
+        table[:, CAN_TURNED] = composed(states[:, CAN_TURNED], spin)
+        seen = composed(states[:, SEEN_TURNED], spin)
         table[:, SEEN_TURNED] = np.where(seen[:, 3:] < 0, -seen, seen)  # as robosuite shows it
     return table
-
-
-def _times(left: Numbers, right: Numbers) -> NDArray[np.float64]:
-    """Of quaternions [..., 4] with the scalar last: the turn `right`, then `left`."""
-    u, v = left[..., :3].astype(np.float64), right[..., :3].astype(np.float64)
-    a, b = left[..., 3:], right[..., 3:]
-    scalar = a * b - (u * v).sum(axis=-1, keepdims=True)
-    return np.concatenate([a * v + b * u + np.cross(u, v), scalar], axis=-1)
-
-
-def _back(quaternion: Numbers) -> Numbers:
-    return np.append(-quaternion[:3], quaternion[3])
 
 
 def to_nearer(states: Floats) -> Floats:
