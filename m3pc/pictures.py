@@ -44,7 +44,7 @@ class Tracked(NamedTuple):
     unit: str  # what the number is
     steps: NDArray[np.int64]  # [P]
     goal: NDArray[np.float64]  # [P]
-    subgoals: tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, and the goal there
+    subgoals: tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, and the goal there; or none
     lines: Mapping[str, NDArray[np.float64]]  # by label, [K, P]
     tolerance: float
 
@@ -221,7 +221,8 @@ def tracking(path: Path, panels: Sequence[Tracked]) -> None:
         page.legend(  # above the lines, not on them
             frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1, 0.98), ncols=3
         )
-    pages[-1].set_xlabel("step (dots: subgoals; line and band: median and 80 % of episodes)")
+    dots = "dots: subgoals; " if any(len(panel.subgoals[0]) for panel in panels) else ""
+    pages[-1].set_xlabel(f"step ({dots}line and band: median and 80 % of episodes)")
     _save(figure, path)
 
 

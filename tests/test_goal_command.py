@@ -17,6 +17,7 @@ from PIL import Image
 
 from actors.evaluate import wilson
 from m3pc import checkpoint
+from m3pc.run.goal_results import draw_tracking
 from m3pc.types import InputError
 from planner.policy import Policy
 from replay.store import write_store
@@ -164,6 +165,20 @@ def test_planners_see_subgoals_and_the_last_is_held(run: Run) -> None:
     assert found["cases"][0]["subgoals"][:4] == [[2, 2], [5, 5], [8, 6], [11, 6]]
     assert found["cases"][0]["difference"] is None
     assert list(found["cases"][0]["planners"]) == ["goal"]
+
+
+def test_subgoals_are_drawn_where_all_episodes_have_the_same(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("../toy", "--goals=way.npy", "--spacing=3", *OWN).code == 0
+    drawn: list[Any] = []
+    monkeypatch.setattr("m3pc.pictures.tracking", lambda path, panels: drawn.extend(panels))
+    found = result()
+    draw_tracking(found, Path("same.png"))
+    found["cases"][0]["references"] *= 2  # a way for each of two episodes
+    draw_tracking(found, Path("differ.png"))
+    assert [panel.subgoals[0].tolist()[:2] for panel in drawn] == [[2, 5], []]
+    assert drawn[1].goal.tolist() == drawn[0].goal.tolist()
 
 
 def test_data_show_how_far_out_the_goals_are(run: Run) -> None:

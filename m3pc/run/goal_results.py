@@ -346,9 +346,11 @@ def draw_tracking(result: Mapping[str, Any], path: Path) -> None:
 def _panel(
     case: Mapping[str, Any], number: int, key_name: str, tolerance: float
 ) -> pictures.Tracked:
-    goal = np.median(np.array(case["references"])[:, :, number], axis=0)
+    references = np.array(case["references"])
+    goal = np.median(references[:, :, number], axis=0)
     steps = np.arange(len(goal)) * case["every"]
-    subgoals = np.array(case["subgoals"], np.float64).reshape(-1, 1 + len(case["references"][0][0]))
+    shown = case["subgoals"] if len(references) == 1 else []  # they are the first episode's
+    subgoals = np.array(shown, np.float64).reshape(-1, 1 + references.shape[2])
     lines = {}
     for mode, found in case["planners"].items():
         error = found["summary"]["rms"]["mean"]
