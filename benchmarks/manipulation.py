@@ -153,9 +153,10 @@ def _draw(groups: dict[tuple[str, str, float, str], list[Result]], png: Path) ->
     from m3pc.pictures import success_rates
 
     bars: dict[str, dict[str, list[float]]] = {}
-    for (name, method, _, _), group in groups.items():
+    for (name, method, ratio, settings), group in groups.items():
+        asked = "" if ratio == 1 else f"@{ratio:g}"
         shares = [float(successes(one).mean()) for one in group]
-        bars.setdefault(name, {})[method] = shares
+        bars.setdefault(name, {})[f"{method}{asked} {settings}".strip()] = shares
     success_rates(png, bars, title="Share of trials that succeeded; dots are training seeds")
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,10 @@ TRIALS = {  # by run and planner: which of four trials succeeded
 }
 
 
-def kept(path: Path, seed: int = FRESH_SEED) -> None:
+def kept(path: Path, seed: int = FRESH_SEED, settings: str = "", ratio: float = 1.0) -> None:
     with path.open("a", encoding="utf-8") as file:
         for (run, method), won in TRIALS.items():
-            job = Job(run=run, method=method, ratio=1.0, settings="", seed=seed, episodes=4)
+            job = Job(run=run, method=method, ratio=ratio, settings=settings, seed=seed, episodes=4)
             lengths = [40 if each else 400 for each in won]
             found = {"engine": "an engine", "successes": won, "lengths": lengths, "returns": won}
             file.write("\n" + json.dumps({"job": asdict(job), "found": found}))
@@ -50,6 +51,18 @@ def test_runs_of_one_name_are_a_row_with_a_difference_paired_by_trial(
     assert planned[4].startswith("0.88 (") and planned[5] == "0.75, 1.00"
     assert planned[7].startswith("+0.50 (")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_other_settings_are_bars_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, drawn = tmp_path / "results.jsonl", dict[str, Any]()
+    kept(results)
+    kept(results, settings="planner.utility=raw", ratio=0.9)
+    monkeypatch.setattr("m3pc.pictures.success_rates", lambda path, bars, title: drawn.update(bars))
+    command(monkeypatch, "show", results, "--png", tmp_path / "rates.png")
+    names = ["rcbc", "q", "rcbc@0.9 planner.utility=raw", "q@0.9 planner.utility=raw"]
+    assert list(drawn["lift"]) == names
 
 
 def test_what_was_tuned_on_is_not_reported(
