@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, ACCENT, SOFT, ALARM = "#22303c", "#1f77b4", "#c9d6df", "#c0392b"
-COLORS = (ACCENT, "#d9822b", "#4b9b6e", ALARM)  # of planners, side by side
+COLORS = (ACCENT, "#d9822b", "#4b9b6e", ALARM, "#7a5ba6", "#8c6d46")  # of planners, side by side
 MOST_DOTS = 60  # subgoals that are shown
 WIDEST = 12  # times the tolerance that is shown around a goal
 FEWEST, MOST = 10, 24  # cells of a two-dimensional histogram along each axis
@@ -315,7 +315,7 @@ def success_rates(
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set_ylim(0, 1.02)
     axes.set_ylabel("share of trials that succeeded")
-    axes.legend()
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
     _save(figure, path)
 
 
