@@ -133,10 +133,8 @@ def test_a_can_that_was_tipped_over_is_so_whatever_it_was_turned_by_before() -> 
     way[:, CAN_TURNED] = [about_z(0), about_z(0), tipped]
     first = states(LEFT)[0]
     first[CAN_TURNED] = about_z(0.7)
-    found = begun_at(way, first)[-1, CAN_TURNED]
-    assert applied(found, np.array([0.0, 0.0, 1.0])) == pytest.approx(
-        [0, -1, 0], abs=1e-6
-    )  # as that of `tipped`
+    up, along = np.array([0.0, 0.0, 1.0]), np.array([0.0, -1.0, 0.0])  # upright, and as `tipped`
+    assert applied(begun_at(way, first)[-1, CAN_TURNED], up) == pytest.approx(along, abs=1e-6)
 
 
 def test_a_way_is_shortened_from_where_the_can_lay() -> None:

@@ -127,9 +127,7 @@ def test_every_fifth_row_of_a_wiggle_is_a_subgoal() -> None:
 # Walker2d
 
 
-def test_the_papers_split_is_the_walk_that_is_most_like_one_with_a_thigh_that_rises_evenly() -> (
-    None
-):
+def test_the_papers_split_is_the_walk_whose_thigh_rises_most_evenly_made_even() -> None:
     like, late = episode(200, reward=1), episode(200, reward=9)
     like.states[:, 2] = np.linspace(0, -4, 201)
     late.states[:, 2] = np.maximum(np.linspace(1, -2.6, 201), -2.6)
