@@ -22,7 +22,7 @@ METHODS = ("rcbc", "m", "q")
 TUNING_SEED, FRESH_SEED = 1000, 2000
 TRIALS = 50
 HEAD = ("set", "planner", "ratio", "settings", "succeeded, 95 % interval", "by training seed",
-        "steps to success", "minus RCBC, 95 % interval")  # fmt: skip
+        "steps to success", "minus RCBC, 95 % interval", "effective candidates")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +117,8 @@ def show(results: list[Result], tuning: bool, png: Path | None) -> None:
     rows = []
     for (name, method, ratio, settings), group in groups.items():
         beside = groups.get((name, "rcbc", ratio, ""), [])
-        cells = [*_cells(group), _gain(group, beside) if method != "rcbc" else ""]
-        rows.append([name, method, f"{ratio:g}", settings, *cells])
+        planned = ["", ""] if method == "rcbc" else [_gain(group, beside), _effective(group)]
+        rows.append([name, method, f"{ratio:g}", settings, *_cells(group), *planned])
     table(HEAD, rows)
     if png is not None:
         _draw(groups, png)
@@ -147,6 +147,11 @@ def _gain(group: list[Result], beside: list[Result]) -> str:
     gains = np.stack([successes(one) - plain[one.job.run] for one in group])
     low, high = interval(gains)
     return f"{gains.mean():+.2f} ({low:+.2f} to {high:+.2f})"
+
+
+def _effective(group: list[Result]) -> str:
+    """Mean over decisions and trials, by training seed."""
+    return ", ".join(f"{np.mean(one.found['effective']):.1f}" for one in group)
 
 
 def _draw(groups: dict[tuple[str, str, float, str], list[Result]], png: Path) -> None:

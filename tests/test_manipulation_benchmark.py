@@ -25,6 +25,7 @@ def kept(path: Path, seed: int = FRESH_SEED, settings: str = "", ratio: float = 
             job = Job(run=run, method=method, ratio=ratio, settings=settings, seed=seed, episodes=4)
             lengths = [40 if each else 400 for each in won]
             found = {"engine": "an engine", "successes": won, "lengths": lengths, "returns": won}
+            found["effective"] = [10 * (1 + int(run[-1])) + number for number in range(4)]
             file.write("\n" + json.dumps({"job": asdict(job), "found": found}))
 
 
@@ -47,9 +48,9 @@ def test_runs_of_one_name_are_a_row_with_a_difference_paired_by_trial(
     out = capsys.readouterr().out
     assert out.startswith(f"4 trials of seed {FRESH_SEED} a run; engine an engine")
     plain, planned = cells(out, "rcbc"), cells(out, "q")
-    assert plain[4].startswith("0.38 (") and plain[5:] == ["0.25, 0.50", "40", ""]
+    assert plain[4].startswith("0.38 (") and plain[5:] == ["0.25, 0.50", "40", "", ""]
     assert planned[4].startswith("0.88 (") and planned[5] == "0.75, 1.00"
-    assert planned[7].startswith("+0.50 (")
+    assert planned[7].startswith("+0.50 (") and planned[8] == "11.5, 21.5"
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
