@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
-from m3pc.metrics import COORDINATOR_DOWN
-from m3pc.telemetry import Recorder
+from m3pc.telemetry.catalogue import COORDINATOR_DOWN
+from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Coordinator, CoordinatorUnavailableError
 
 CLOSE_SECONDS: Final = 2.0

@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
-from m3pc.metrics import ACTOR_BLOCKED, UNACKED
-from m3pc.telemetry import Recorder
+from m3pc.telemetry.catalogue import ACTOR_BLOCKED, UNACKED
+from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Ack, AppendKey, EpisodeSink, Status
 
 MOST_BYTES: Final = 16 << 20

@@ -17,7 +17,7 @@ import ray
 from actors.reports import Report
 
 if TYPE_CHECKING:
-    from actors.collector import Collector, Order
+    from actors.rollout_worker import Collector, Order
 
 DRAIN_SECONDS: Final = 5.0  # after SIGTERM
 UNSAVED: Final = 143  # exit code of a process that had to leave episodes behind
@@ -38,7 +38,7 @@ class RolloutActor:
         signal.signal(signal.SIGTERM, self._terminated)
 
     def start(self, order: "Order") -> None:
-        from actors.collector import Collector
+        from actors.rollout_worker import Collector
 
         if self._collector is None:
             self._collector = Collector(self._slot)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from m3pc.telemetry import Snapshot
+from m3pc.telemetry.recorder import Snapshot
 
 if TYPE_CHECKING:
     from m3pc.types import Episode

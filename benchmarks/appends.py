@@ -13,8 +13,8 @@ from typing import Literal
 from benchmarks.traffic import HEADER, Audit, Parcel, Sent, audit
 from benchmarks.unprotected import unprotected
 from m3pc.types import Ack, AppendKey, Status
-from replay.appender import Appender
-from replay.writer import Options, Request, Writer
+from replay.writing.group_commit import Appender
+from replay.writing.writer import Options, Request, Writer
 
 Mode = Literal["fsync", "os", "off"]  # off: without any protection
 MODES: tuple[Mode, ...] = ("fsync", "os", "off")

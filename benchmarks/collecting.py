@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.rollout_system import Shape, System, Turn, Way
 from benchmarks.tables import judge, ratios, shown, table
 from benchmarks.topologies import EachAlone, Inside
-from m3pc.config import Mode
+from m3pc.config.schema import Mode
 
 SERVER, SECOND, NO_BATCHES = "server", "second", "no-batches"  # names of planner servers
 OTHERS = ("a call for each", "in the actor")  # ways to compare with

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from m3pc import reference
-from m3pc.critic import Critic
-from m3pc.model import TrajectoryModel
-from m3pc.presets import PRESETS
-from m3pc.tokens import Normaliser
+from benchmarks import reference
+from m3pc.config.presets import PRESETS
+from m3pc.model.btm import TrajectoryModel
+from m3pc.model.critic import Critic
+from m3pc.model.normalisation import Normaliser
 from planner.forward import Guide, Question, candidates, propose, score
 from planner.utility import weigh
 

@@ -23,15 +23,15 @@ from typing import Any
 
 import numpy as np
 
-from m3pc import checkpoint
 from m3pc.cli.data import open_store
-from m3pc.presets import resolve
-from m3pc.run import pretrain
-from m3pc.run.online.audit import audit
-from m3pc.run.online.run import start as start_online
-from m3pc.settings import override
-from replay.store import Store
-from tests.online_job import Job
+from m3pc.config.overrides import override
+from m3pc.config.presets import resolve
+from m3pc.model import checkpoint
+from m3pc.online.delivery_audit import audit
+from m3pc.online.run_folder import start as start_online
+from m3pc.training import pretrain
+from replay.store.store import Store
+from tests.support.runs.online_job import Job
 
 DATA = "shipped:hopper-medium-replay"
 PARTS = ("actor-0", "planner-0", "store", "learner", "evaluator")

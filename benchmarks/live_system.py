@@ -21,14 +21,14 @@ from typing import Any
 
 from benchmarks.traffic import HEADER, HORIZON, Audit, Parcel, Sent, audit, parcels
 from benchmarks.unprotected import unprotected
-from m3pc.returns import ReturnRule
+from m3pc.core.returns import ReturnRule
 from m3pc.types import AppendKey, Status
-from replay.appender import Appender
-from replay.mixture import Mixture, Source, fixed
-from replay.sampler import PieceColumns
-from replay.selection import by_pieces
-from replay.store import Store
-from replay.writer import Options, Writer
+from replay.sampling.mixture import Mixture, Source, fixed
+from replay.sampling.sampler import PieceColumns
+from replay.sampling.selectors import by_pieces
+from replay.store.store import Store
+from replay.writing.group_commit import Appender
+from replay.writing.writer import Options, Writer
 
 LENGTH, BATCH, PRODUCERS = 8, 512, 8
 KEY = struct.Struct("<QQQ")

@@ -81,7 +81,7 @@ def play(given: argparse.Namespace) -> None:
 
 
 def _played(job: Job) -> Found:
-    from m3pc.run.evaluate import Order, matches
+    from m3pc.evaluation.evaluate import Order, matches
 
     order = Order(
         path=Path(job.run),
@@ -125,7 +125,7 @@ def show(results: list[Result], tuning: bool, png: Path | None) -> None:
 
 
 def _cells(group: list[Result]) -> list[str]:
-    from m3pc.run.intervals import interval
+    from m3pc.evaluation.statistics import interval
 
     each = np.stack([successes(one) for one in group])
     low, high = interval(each)
@@ -139,7 +139,7 @@ def _cells(group: list[Result]) -> list[str]:
 
 
 def _gain(group: list[Result], beside: list[Result]) -> str:
-    from m3pc.run.intervals import interval
+    from m3pc.evaluation.statistics import interval
 
     plain = {one.job.run: successes(one) for one in beside}
     if any(one.job.run not in plain for one in group):
@@ -155,7 +155,7 @@ def _effective(group: list[Result]) -> str:
 
 
 def _draw(groups: dict[tuple[str, str, float, str], list[Result]], png: Path) -> None:
-    from m3pc.pictures import success_rates
+    from m3pc.plots import success_rates
 
     bars: dict[str, dict[str, list[float]]] = {}
     for (name, method, ratio, settings), group in groups.items():

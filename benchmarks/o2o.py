@@ -102,10 +102,10 @@ def show(runs: list[str], png: Path | None) -> None:
 
 
 def learned(path: str) -> Learned:
-    from m3pc.metrics import STALENESS
-    from m3pc.run.online.exploration import scaled, score_unit
-    from m3pc.run.online.run import open_run
-    from m3pc.run.runlog import read as read_metrics
+    from m3pc.online.exploration import scaled, score_unit
+    from m3pc.online.run_folder import open_run
+    from m3pc.telemetry.catalogue import STALENESS
+    from m3pc.tracking.run_log import read as read_metrics
 
     run = open_run(Path(path))
     rows = read_metrics(run.path, "evaluation")
@@ -144,7 +144,7 @@ def _learned_cells(group: list[Learned]) -> list[str]:
 
 
 def _draw(groups: dict[str, list[Learned]], png: Path, unit: str) -> None:
-    from m3pc.pictures import Curves, curves_by_seed
+    from m3pc.plots import Curves, curves_by_seed
 
     panels = [
         Curves(
@@ -178,8 +178,8 @@ def play(
 
 
 def _played(job: Job) -> Found:
-    from m3pc.run.evaluate import Order, matches
-    from m3pc.run.online.run import open_run
+    from m3pc.evaluation.evaluate import Order, matches
+    from m3pc.online.run_folder import open_run
 
     run = open_run(Path(job.run))
     order = Order(

@@ -128,7 +128,7 @@ def _tuning(run: str, method: str, setting: Setting) -> Job:
 
 
 def _played(job: Job) -> Found:
-    from m3pc.run.evaluate import Order, matches
+    from m3pc.evaluation.evaluate import Order, matches
 
     sets = []
     if job.spread is not None:
@@ -212,7 +212,7 @@ def _method_cells(results: list[Result], returns: Doubles) -> list[str]:
 
 
 def _draw(results: list[Result], png: Path) -> None:
-    from m3pc.pictures import returns_by_candidates
+    from m3pc.plots import returns_by_candidates
 
     curves: dict[str, dict[float, list[Result]]] = {}
     for one in results:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from m3pc.run.nodes.connection import connected, prepare
+from m3pc.ray_nodes.connection import connected, prepare
 
 prepare(None)  # before anything loads Ray
 
@@ -28,12 +28,12 @@ from benchmarks.rollout_system import Shape, System  # noqa: E402
 from benchmarks.served import report_served  # noqa: E402
 from benchmarks.shares import report_shares  # noqa: E402
 from m3pc.cli.data import open_store  # noqa: E402
-from m3pc.config import Mode  # noqa: E402
-from m3pc.presets import PRESETS  # noqa: E402
-from m3pc.run import pretrain  # noqa: E402
-from m3pc.run.cluster.place import NAMESPACE  # noqa: E402
-from m3pc.settings import replace  # noqa: E402
-from replay.store import Store  # noqa: E402
+from m3pc.config.overrides import replace  # noqa: E402
+from m3pc.config.presets import PRESETS  # noqa: E402
+from m3pc.config.schema import Mode  # noqa: E402
+from m3pc.distributed.endpoints import NAMESPACE  # noqa: E402
+from m3pc.training import pretrain  # noqa: E402
+from replay.store.store import Store  # noqa: E402
 
 DATA = "shipped:hopper-medium-replay"
 MODES: tuple[Mode, ...] = ("rcbc", "m")

@@ -31,12 +31,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.faults import make_run
-from m3pc.run.online.audit import audit
+from m3pc.online.delivery_audit import audit
 from m3pc.types import AppendKey
-from replay.store import Store
-from tests.autoscaling_cluster import Watch
-from tests.online_job import Job
-from tests.two_hosts import TwoHosts, head_job, missing, two_hosts
+from replay.store.store import Store
+from tests.support.runs.online_job import Job
+from tests.support.servers.autoscaling_cluster import Watch
+from tests.support.servers.two_hosts import TwoHosts, head_job, missing, two_hosts
 
 PATIENCE = 300.0  # seconds
 SETTLE = 10.0  # seconds of work before a cut

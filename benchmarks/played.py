@@ -56,7 +56,7 @@ def name_of(run: str) -> str:
 
 def gain_cells(gains: Doubles) -> list[str]:
     """The mean of paired differences [runs, episodes] with its interval, and by run."""
-    from m3pc.run.intervals import interval
+    from m3pc.evaluation.statistics import interval
 
     low, high = interval(gains)
     by_seed = ", ".join(f"{x:+.0f}" for x in gains.mean(axis=1))

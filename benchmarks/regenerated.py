@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from m3pc.envs import normalised_score
-from replay.statistics import statistics
-from replay.store import Store
+from replay.store.statistics import statistics
+from replay.store.store import Store
 
 # Mean return of 300 rollouts of the same policies, made elsewhere, and its standard error.
 REFERENCE = {

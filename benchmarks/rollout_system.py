@@ -13,26 +13,32 @@ from typing import Any, NamedTuple, cast
 
 import ray
 
-from actors.collector import Order
 from actors.remote import RolloutActor
 from actors.reports import Report
-from actors.worker import Acting
+from actors.rollout_loop import Acting
+from actors.rollout_worker import Order
 from benchmarks.live_system import cpu_seconds
-from m3pc import checkpoint
-from m3pc.config import Config, Mode
-from m3pc.metrics import ACTOR_BLOCKED, ACTOR_STEPPING, BATCH_ROWS, ENV_STEPS, PLANNER_BUSY
-from m3pc.run.cluster.place import NAMESPACE, Place
-from m3pc.run.online.floor import REPLAY
-from m3pc.settings import replace
-from m3pc.telemetry import Metric, Snapshot, merged, value
+from m3pc.config.overrides import replace
+from m3pc.config.schema import Config, Mode
+from m3pc.distributed.endpoints import NAMESPACE, Place
+from m3pc.model import checkpoint
+from m3pc.online.recovery import REPLAY
+from m3pc.telemetry.catalogue import (
+    ACTOR_BLOCKED,
+    ACTOR_STEPPING,
+    BATCH_ROWS,
+    ENV_STEPS,
+    PLANNER_BUSY,
+)
+from m3pc.telemetry.recorder import Metric, Snapshot, merged, value
 from m3pc.types import Asks
-from planner.client import PlannerClient
-from planner.remote import PlannerActor
-from planner.service import PlannerService
-from replay.client import StoreClient
-from replay.manifest import Header
-from replay.payload import encode
-from replay.remote import start_store
+from planner.server.client import PlannerClient
+from planner.server.remote import PlannerActor
+from planner.server.service import PlannerService
+from replay.format.manifest import Header
+from replay.format.payload import encode
+from replay.server.client import StoreClient
+from replay.server.remote import start_store
 
 ENV = "d4rl/Hopper-v2"
 ENV_KWARGS = {"terminate_when_unhealthy": False}

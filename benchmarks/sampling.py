@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from m3pc.returns import ReturnRule, returns_to_go
-from m3pc.streams import counter_stream
+from m3pc.core.returns import ReturnRule, returns_to_go
+from m3pc.core.rng import counter_stream
 from m3pc.types import Episode
-from replay.manifest import Header
-from replay.sampler import Sampler
-from replay.store import Store, write_store
+from replay.format.manifest import Header
+from replay.sampling.sampler import Sampler
+from replay.store.store import Store, write_store
 
 STATES, ACTIONS, LENGTH, BATCH, EPISODE = 11, 3, 8, 2048, 1000
 TURNS, SECONDS = 7, 0.3  # how often, and how long each candidate runs in a turn

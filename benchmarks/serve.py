@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.tables import table
-from m3pc.children import python_path
+from m3pc.core.subprocesses import python_path
 from m3pc.robot_client import Planner, Session
 
 HZ = 20.0

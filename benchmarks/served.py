@@ -13,14 +13,14 @@ import numpy as np
 
 from benchmarks.rollout_system import PATIENCE, System
 from benchmarks.tables import judge, ratios, shown, table
-from m3pc import checkpoint
-from m3pc.config import Mode
-from m3pc.settings import replace
+from m3pc.config.overrides import replace
+from m3pc.config.schema import Mode
+from m3pc.model import checkpoint
+from m3pc.model.weights import Weights
 from m3pc.types import Ask, Decision, Window
-from m3pc.weights import Weights
-from planner.client import PlannerClient
 from planner.policy import Policy
-from planner.service import PlannerService
+from planner.server.client import PlannerClient
+from planner.server.service import PlannerService
 
 AHEAD = 2  # batches that are asked for before the first is answered
 AIM = 0.9

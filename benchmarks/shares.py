@@ -11,8 +11,13 @@ import ray
 
 from benchmarks.rollout_system import ENV, PATIENCE, grown
 from benchmarks.tables import table
-from m3pc import checkpoint
-from m3pc.metrics import (
+from m3pc.config.overrides import replace
+from m3pc.distributed.driver import Driver
+from m3pc.distributed.endpoints import Place
+from m3pc.model import checkpoint
+from m3pc.online.run_control import want
+from m3pc.online.run_folder import open_run, start
+from m3pc.telemetry.catalogue import (
     ACTOR_BLOCKED,
     ACTOR_STEPPING,
     ENV_STEPS,
@@ -22,13 +27,8 @@ from m3pc.metrics import (
     UPDATE_SECONDS,
     UPDATES_DONE,
 )
-from m3pc.run.cluster.control import want
-from m3pc.run.cluster.driver import Driver
-from m3pc.run.cluster.place import Place
-from m3pc.run.online.run import open_run, start
-from m3pc.settings import replace
-from m3pc.telemetry import Metric, Snapshot, merged
-from replay.store import Store
+from m3pc.telemetry.recorder import Metric, Snapshot, merged
+from replay.store.store import Store
 
 REST = "anything else"
 ENDLESS = 10**6  # steps: the run is stopped long before

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import m3pc.envs
 from benchmarks.tables import quartiles, table
 from m3pc.types import Floats
-from replay.store import Store
+from replay.store.store import Store
 
 SEED = 0
 CHANGE = 0.05  # of a number of an action, up and down

@@ -10,8 +10,8 @@ from functools import cached_property
 import numpy as np
 
 from m3pc.types import Ask, Decision, Pending
-from planner.client import PlannerClient
-from planner.rows import DECISION, in_pieces, some
+from planner.requests import DECISION, in_pieces, some
+from planner.server.client import PlannerClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Inside:
 
     @cached_property
     def _answer(self) -> Callable[[Sequence[Ask]], list[Decision]]:
-        from m3pc import checkpoint
-        from m3pc.compute import prepare_compute
+        from m3pc.model import checkpoint
+        from m3pc.model.device import prepare_compute
         from planner.policy import Policy
 
         policy = Policy(checkpoint.read(self.source).weights)

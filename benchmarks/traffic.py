@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from m3pc.types import AppendKey, Episode
-from replay.manifest import Header
-from replay.payload import encode
-from replay.store import Store
+from replay.format.manifest import Header
+from replay.format.payload import encode
+from replay.store.store import Store
 
 STATES, ACTIONS, HORIZON = 11, 3, 1000
 HEADER = Header(

@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from m3pc.types import Episode, Floats
-from replay import fs, log, payload, segment, writer
-from replay.manifest import FileEntry, Header
+from replay.format import fs, log, payload, segment
+from replay.format.manifest import FileEntry, Header
+from replay.writing import writer
 
 
 def trusting_decode(content: bytes, header: Header) -> Episode:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
-from m3pc.env_names import refuse_strangers
+from m3pc.core.env_ids import refuse_strangers
 from m3pc.envs import make
 from m3pc.robot_client import Answer, Planner
 

@@ -7,10 +7,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.group import Group
 from learner.optimiser import fitting, optimiser_state, require_finite, restore_optimiser
-from m3pc.config import CriticConfig
-from m3pc.critic import Critic, Stack
+from learner.process_group import Group
+from m3pc.config.schema import CriticConfig
+from m3pc.model.critic import Critic, Stack
 from m3pc.types import TransitionBatch
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from m3pc import actions
-from m3pc.config import EntropyConfig, LossConfig
-from m3pc.masks import ACTIONS, Mask
-from m3pc.model import Prediction
-from m3pc.tokens import Tokens
+from m3pc.config.schema import EntropyConfig, LossConfig
+from m3pc.model import squashed_gaussian as actions
+from m3pc.model.btm import Prediction
+from m3pc.model.masks import ACTIONS, Mask
+from m3pc.model.normalisation import Tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

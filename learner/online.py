@@ -7,14 +7,14 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.group import Group
 from learner.iql import CriticLearner
 from learner.optimiser import online_rate
+from learner.process_group import Group
 from learner.trajectory import TrajectoryLearner
-from m3pc.config import Config
-from m3pc.settings import replace
+from m3pc.config.overrides import replace
+from m3pc.config.schema import Config
+from m3pc.model.weights import Weights, gather, part
 from m3pc.types import Floats, SegmentBatch, TransitionBatch
-from m3pc.weights import Weights, gather, part
 
 
 class OnlineLearner:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW
 
-from m3pc.config import OnlineConfig, OptimiserConfig, PretrainConfig
+from m3pc.config.schema import OnlineConfig, OptimiserConfig, PretrainConfig
 from m3pc.types import DivergedError, InputError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")

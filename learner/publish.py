@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from m3pc.files import replace_file
-from m3pc.metrics import COORDINATOR_DOWN, LAST_PUBLISHED, PUBLISHED
-from m3pc.telemetry import Recorder
+from m3pc.core.files import replace_file
+from m3pc.model.weights import Weights, to_bytes
+from m3pc.telemetry.catalogue import COORDINATOR_DOWN, LAST_PUBLISHED, PUBLISHED
+from m3pc.telemetry.recorder import Recorder
 from m3pc.types import (
     Coordinator,
     CoordinatorUnavailableError,
@@ -18,7 +19,6 @@ from m3pc.types import (
     Published,
     Version,
 )
-from m3pc.weights import Weights, to_bytes
 
 log = logging.getLogger(__name__)
 

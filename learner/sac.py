@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from m3pc.actions import draw
-from m3pc.critic import stacked_forward, stacked_parameters
+from m3pc.model.critic import stacked_forward, stacked_parameters
+from m3pc.model.squashed_gaussian import draw
 from m3pc.types import LOG_STD_RANGE, Episode, Floats
 
 Layer = tuple[Floats, Floats]  # weight [out, in], bias [out]

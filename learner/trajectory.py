@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.group import Group
 from learner.losses import Losses, trajectory_losses
 from learner.optimiser import (
     adamw,
@@ -21,12 +20,13 @@ from learner.optimiser import (
     restore_optimiser,
     set_learning_rate,
 )
-from m3pc.compute import autocast
-from m3pc.config import Config
-from m3pc.masks import ACTIONS, draw
-from m3pc.model import TrajectoryModel
-from m3pc.streams import MASKS, NOISE, counter_stream
-from m3pc.tokens import Normaliser, Tokens
+from learner.process_group import Group
+from m3pc.config.schema import Config
+from m3pc.core.rng import MASKS, NOISE, counter_stream
+from m3pc.model.btm import TrajectoryModel
+from m3pc.model.device import autocast
+from m3pc.model.masks import ACTIONS, draw
+from m3pc.model.normalisation import Normaliser, Tokens
 from m3pc.types import SegmentBatch
 
 Rate = Callable[[int], float]

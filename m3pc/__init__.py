@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from m3pc.run.agent import Agent
+    from m3pc.evaluation.agent import Agent
 
 __version__ = "0.1.0"
 
@@ -14,5 +14,5 @@ __version__ = "0.1.0"
 def load(path: Path | str, *, sets: Sequence[str] = ()) -> "Agent":
     """The agent of a run or checkpoint: `m3pc.load("runs/hopper").act(observation)`."""
     # By name: every module of m3pc imports this one, which must not pull in the roof.
-    agent: Agent = import_module("m3pc.run.agent").load(path, sets=sets)
+    agent: Agent = import_module("m3pc.evaluation.agent").load(path, sets=sets)
     return agent

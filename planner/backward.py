@@ -6,10 +6,10 @@ E environments, all at the same position `now`; states after it are waypoints, t
 import torch
 from torch import Tensor
 
-from m3pc.config import GoalConfig
-from m3pc.masks import ACTIONS, STATES, Mask, only, visible
-from m3pc.model import TrajectoryModel
-from m3pc.tokens import Normaliser, Tokens
+from m3pc.config.schema import GoalConfig
+from m3pc.model.btm import TrajectoryModel
+from m3pc.model.masks import ACTIONS, STATES, Mask, only, visible
+from m3pc.model.normalisation import Normaliser, Tokens
 from planner.forward import Question
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from m3pc.compute import autocast
-from m3pc.config import Config, PlannerConfig
-from m3pc.critic import Critic
-from m3pc.masks import ACTIONS, MODALITIES, RETURNS, REWARDS, STATES, only, places, visible
-from m3pc.model import TrajectoryModel
-from m3pc.tokens import Normaliser, Tokens
+from m3pc.config.schema import Config, PlannerConfig
+from m3pc.model.btm import TrajectoryModel
+from m3pc.model.critic import Critic
+from m3pc.model.device import autocast
+from m3pc.model.masks import ACTIONS, MODALITIES, RETURNS, REWARDS, STATES, only, places, visible
+from m3pc.model.normalisation import Normaliser, Tokens
 from planner.utility import lambda_return
 
 Guide = Literal["m", "q", "q0"]

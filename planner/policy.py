@@ -12,16 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from m3pc.compute import autocast
-from m3pc.config import BACKWARD, Config
-from m3pc.streams import PLAN, Mover
+from m3pc.config.schema import BACKWARD, Config
+from m3pc.core.rng import PLAN, Mover
+from m3pc.model.device import autocast
+from m3pc.model.weights import Weights
 from m3pc.types import Ask, Decision, Floats, InputError, Integers, Window
-from m3pc.weights import Weights
 from planner.backward import towards_goal
-from planner.checks import check_ask
 from planner.forward import Guide, Question, candidates, propose, score
-from planner.rows import apart, joined, some
+from planner.requests import apart, joined, some
 from planner.utility import Weighing, weigh
+from planner.validation import check_ask
 
 FORWARD: tuple[Literal["rcbc"] | Guide, ...] = ("rcbc", "m", "q", "q0")
 

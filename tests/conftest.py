@@ -14,17 +14,17 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it when it is imported
 
 if TYPE_CHECKING:
-    from replay.store import Store
-    from tests.coordinators import Place
-    from tests.redis_server import RedisServer
-    from tests.small_run import Watched
+    from replay.store.store import Store
+    from tests.support.runs.small_run import Watched
+    from tests.support.servers.coordinators import Place
+    from tests.support.servers.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> "Store":
     """Random episodes to learn from."""
-    from replay.store import Store
-    from tests.small_run import write_data
+    from replay.store.store import Store
+    from tests.support.runs.small_run import write_data
 
     return Store(write_data(tmp_path_factory.mktemp("data") / "walk"))
 
@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> "Store":
 @pytest.fixture(scope="session")
 def straight(tmp_path_factory: pytest.TempPathFactory, data: "Store") -> "Watched":
     """A small run on them that nothing stopped. Copy it before you change it."""
-    from tests.small_run import Watched
+    from tests.support.runs.small_run import Watched
 
     return Watched(data, tmp_path_factory.mktemp("straight") / "run")
 
@@ -40,7 +40,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory, data: "Store") -> "Watche
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs measure less on held-out episodes."""
-    from tests.small_run import measure_less
+    from tests.support.runs.small_run import measure_less
 
     measure_less(monkeypatch)
 
@@ -48,7 +48,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def one(tmp_path: Path) -> Path:
     """A checkpoint."""
-    from tests.small_checkpoint import write_one
+    from tests.support.models.small_checkpoint import write_one
 
     return write_one(tmp_path / "one")
 
@@ -56,7 +56,7 @@ def one(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RedisServer"]:
     """One for all tests of a worker; those that stop it start their own."""
-    from tests.redis_server import RedisServer
+    from tests.support.servers.redis_server import RedisServer
 
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     yield server
@@ -66,7 +66,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RedisSer
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """One Ray for all tests, with logical GPUs. Whoever makes an actor kills it."""
-    from m3pc.run.nodes.connection import connected
+    from m3pc.ray_nodes.connection import connected
 
     with connected(namespace="tests", cpus=8, gpus=2):
         yield
@@ -75,7 +75,7 @@ def ray_cluster() -> Iterator[None]:
 @pytest.fixture(params=["file", "redis"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator["Place"]:
     """Where the clients of a coordinator meet: in a file, in a Redis."""
-    from tests.coordinators import InFile, InRedis
+    from tests.support.servers.coordinators import InFile, InRedis
 
     found: Place
     if request.param == "file":

@@ -29,8 +29,8 @@ def import_authors(
 ) -> None:
     """Turn the authors' network, critic and statistics into a checkpoint of preset parity."""
     from m3pc.datasets.sandbox import Limits
-    from m3pc.run.authors import STAND_IN, Files
-    from m3pc.run.authors import import_authors as run
+    from m3pc.interop.released_weights import STAND_IN, Files
+    from m3pc.interop.released_weights import import_authors as run
 
     limits = Limits(memory=int(memory_limit * 2**30), seconds=time_limit)
     files = Files(model=model, critic=critic, stats=stats)
@@ -63,7 +63,7 @@ def verify(
     from rich.markup import escape
     from rich.table import Table
 
-    from m3pc.run.verify import verify as run
+    from m3pc.interop.verify_released import verify as run
 
     items = run(checkpoint, golden)
     table = Table("item", "largest error", "tolerance", "", box=None)

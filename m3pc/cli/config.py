@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from m3pc.settings import Setting
+    from m3pc.config.overrides import Setting
 
 app = typer.Typer(no_args_is_help=True, help="Settings of a run: show, compare, explain.")
 
@@ -30,7 +30,7 @@ def show(
     ] = None,
 ) -> None:
     """Print every field, as YAML that can be read again."""
-    from m3pc.presets import dump, resolve
+    from m3pc.config.presets import dump, resolve
 
     typer.echo(dump(resolve(preset=preset, file=file, sets=sets or [])), nl=False)
 
@@ -43,8 +43,8 @@ def diff(
     """Print the fields in which two presets differ."""
     from rich.table import Table
 
-    from m3pc.presets import resolve
-    from m3pc.settings import flatten
+    from m3pc.config.overrides import flatten
+    from m3pc.config.presets import resolve
 
     ours, theirs = flatten(resolve(preset=left)), flatten(resolve(preset=right))
     table = Table("field", left, right)
@@ -59,7 +59,7 @@ def fields() -> None:
     """List every field: what it may be, what it is in each preset, what it means."""
     from itertools import groupby
 
-    from m3pc.settings import settings
+    from m3pc.config.overrides import settings
 
     console = _console()
     for section, members in groupby(settings().values(), lambda s: s.path.rpartition(".")[0]):
@@ -69,8 +69,8 @@ def fields() -> None:
 def _section(name: str, members: Iterable["Setting"]) -> object:
     from rich.table import Table
 
-    from m3pc.presets import PRESETS
-    from m3pc.settings import flatten
+    from m3pc.config.overrides import flatten
+    from m3pc.config.presets import PRESETS
 
     values = {preset: flatten(config) for preset, config in PRESETS.items()}
     table = Table("field", "allowed", *PRESETS, "meaning", title=name, title_justify="left")

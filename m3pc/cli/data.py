@@ -8,10 +8,10 @@ import typer
 from m3pc.cli.picture import picture
 
 if TYPE_CHECKING:
+    from m3pc.datagen import from_scripts
+    from m3pc.datagen import from_training as training_run
     from m3pc.datasets.sandbox import Limits
-    from m3pc.run import demonstrate
-    from m3pc.run import make as training_run
-    from replay.store import Store
+    from replay.store.store import Store
 
 app = typer.Typer(help="Import, make and look at data sets.", no_args_is_help=True)
 
@@ -56,8 +56,8 @@ def import_(
 ) -> None:
     """Turn D4RL, robomimic or Minari data into one verified Arrow store."""
     from m3pc.cli.progress import progress
+    from m3pc.datagen.importing import ingest
     from m3pc.datasets.source import Options
-    from m3pc.run.ingest import ingest
 
     options = Options(keys=_names(keys), horizon=horizon, env=env, subset=subset)
     with progress(f"importing {source}", "steps") as report:
@@ -90,7 +90,7 @@ def info(
     data_info.show(found)
     if not found.totals.episodes:
         return
-    from m3pc.pictures import return_histogram
+    from m3pc.plots import return_histogram
 
     picture = png or Path(f"{found.path.resolve().name}-returns.png")
     title = (
@@ -112,8 +112,8 @@ def sample(
     import hashlib
     import time
 
-    from m3pc.returns import ReturnRule
-    from replay.sampler import Sampler
+    from m3pc.core.returns import ReturnRule
+    from replay.sampling.sampler import Sampler
 
     found = open_store(store)
     rule = ReturnRule(horizon=found.header.horizon)
@@ -165,7 +165,7 @@ def regenerate(
 ) -> None:
     """Roll out the behaviour policy that a file holds, or several in turn, on all cores."""
     from m3pc.cli.progress import progress
-    from m3pc.run.regenerate import regenerate as run
+    from m3pc.datagen.regenerate import regenerate as run
 
     with progress(f"regenerating {source}", "steps") as report:
         store = run(
@@ -243,13 +243,13 @@ def make(
 ) -> None:
     """Train a SAC until it reaches a stated return; keep its replay, or roll it out. Lift and Can
     of robosuite are played by scripts instead; babble is random actions."""
-    from m3pc.env_names import parted
-    from m3pc.run import babble, demonstrate
+    from m3pc.core.env_ids import parted
+    from m3pc.datagen import from_scripts, random_actions
     from m3pc.types import InputError
 
     out = out or Path("data") / f"{parted(env)[0].rpartition('/')[2].lower()}-{quality}"
-    babbled = quality == babble.QUALITY
-    scripted = not babbled and demonstrate.is_scripted(env, quality)
+    babbled = quality == random_actions.QUALITY
+    scripted = not babbled and from_scripts.is_scripted(env, quality)
     if babbled:
         how = "played at random, in so many --steps"
     else:
@@ -265,11 +265,11 @@ def make(
         raise InputError(f"{', '.join(given)} given, but {env} {quality} is {how}; leave it out")
     if babbled:
         strongest = 1.0 if strength is None else strength
-        _babble(env, out, steps=steps or babble.STEPS, strongest=strongest, seed=seed)
+        _babble(env, out, steps=steps or random_actions.STEPS, strongest=strongest, seed=seed)
         return
     if scripted:
         _play(
-            demonstrate.Order(
+            from_scripts.Order(
                 env_id=env,
                 out=out,
                 quality=quality,
@@ -282,7 +282,7 @@ def make(
             )
         )
         return
-    from m3pc.run.make import MAX_STEPS, Order
+    from m3pc.datagen.from_training import MAX_STEPS, Order
 
     _train(
         Order(
@@ -301,16 +301,16 @@ def make(
 
 def _babble(env: str, out: Path, *, steps: int, strongest: float, seed: int) -> None:
     from m3pc.cli.progress import progress
-    from m3pc.run.babble import babble
+    from m3pc.datagen.random_actions import babble
 
     with progress(f"making {out.name}", "steps") as report:
         store = babble(env, out, steps=steps, strongest=strongest, seed=seed, on_progress=report)
     _done(store)
 
 
-def _play(order: "demonstrate.Order") -> None:
+def _play(order: "from_scripts.Order") -> None:
     from m3pc.cli.progress import progress
-    from m3pc.run.demonstrate import demonstrate
+    from m3pc.datagen.from_scripts import demonstrate
 
     with progress(f"making {order.out.name}", "steps" if order.steps else "episodes") as report:
         store, roles = demonstrate(order, report)
@@ -325,7 +325,7 @@ def _play(order: "demonstrate.Order") -> None:
 
 def _train(order: "training_run.Order") -> None:
     from m3pc.cli.progress import progress
-    from m3pc.run.make import make_dataset
+    from m3pc.datagen.from_training import make_dataset
 
     with progress(f"making {order.out.name}", "steps") as report:
         store, training = make_dataset(order, report)
@@ -339,7 +339,7 @@ def _train(order: "training_run.Order") -> None:
 
 
 def open_store(text: str) -> "Store":
-    from replay.store import Store
+    from replay.store.store import Store
 
     return Store(store_path(text))
 

@@ -8,8 +8,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from replay.statistics import Moments, statistics
-from replay.store import Store
+from replay.store.statistics import Moments, statistics
+from replay.store.store import Store
 
 BARS = 12  # lines of the histogram
 WIDTH = 40  # characters of its longest bar

@@ -19,7 +19,7 @@ from typing import IO, Annotated, Literal
 
 import typer
 
-from m3pc.children import ROOT, python_path
+from m3pc.core.subprocesses import ROOT, python_path
 
 PROBE_SECONDS = 30.0  # a probe that is not back by then is reported as hanging
 ROBOSUITE_SECONDS = 90.0  # its first start on a machine compiles

@@ -12,8 +12,8 @@ import typer
 from m3pc.cli.processes import Processes
 
 if TYPE_CHECKING:
-    from actors.evaluate import Evaluation
-    from m3pc.run.evaluate import Match, Order, Played
+    from m3pc.evaluation.episodes import Evaluation
+    from m3pc.evaluation.evaluate import Match, Order, Played
 
 
 def evaluate(
@@ -68,9 +68,9 @@ def evaluate(
 ) -> None:
     """Play episodes that depend on the seed alone; print return, score, speed; keep JSON."""
     from m3pc.cli.progress import progress
-    from m3pc.files import replace_file
-    from m3pc.run.evaluate import Order, matches
-    from m3pc.run.online import comparison
+    from m3pc.core.files import replace_file
+    from m3pc.evaluation.evaluate import Order, matches
+    from m3pc.online import comparison
     from m3pc.types import InputError
 
     order = Order(

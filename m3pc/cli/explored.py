@@ -9,7 +9,7 @@ import typer
 from m3pc.cli.picture import picture
 
 if TYPE_CHECKING:
-    from m3pc.run.online.exploration import Exploration
+    from m3pc.online.exploration import Exploration
 
 
 def explored(
@@ -19,9 +19,9 @@ def explored(
     ] = None,
 ) -> None:
     """Returns of collected episodes over the run, against the level before it. Reads files only."""
-    from m3pc.run.online.exploration import draw
-    from m3pc.run.online.exploration import explored as find
-    from m3pc.run.online.run import open_run
+    from m3pc.online.exploration import draw
+    from m3pc.online.exploration import explored as find
+    from m3pc.online.run_folder import open_run
     from m3pc.types import InputError
 
     opened = [open_run(run) for run in runs]

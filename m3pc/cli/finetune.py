@@ -54,12 +54,12 @@ def finetune(
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
 ) -> None:
     """Collect, learn and plan again with what was learned."""
-    from m3pc import checkpoint
     from m3pc.cli.data import open_store
-    from m3pc.env_names import refuse_strangers
-    from m3pc.run.online.run import start
-    from m3pc.run.trackers import require
-    from m3pc.settings import override
+    from m3pc.config.overrides import override
+    from m3pc.core.env_ids import refuse_strangers
+    from m3pc.model import checkpoint
+    from m3pc.online.run_folder import start
+    from m3pc.tracking.trackers import require
     from m3pc.types import InputError
 
     if local and actors is not None:
@@ -111,18 +111,18 @@ def _go_on(
 ) -> None:
     if local:
         from m3pc.cli.progress import progress
-        from m3pc.run.online.local import run_local
+        from m3pc.online.local import run_local
 
         with progress(f"finetuning {run.name}", "steps") as report:
             done = run_local(run, report, track=track)
         typer.echo(f"run: {run}  steps: {done.steps:,}  weights: {done.weights.digest[:16]}")
         return
     from m3pc.cli.live import live
-    from m3pc.run.nodes.connection import prepare
+    from m3pc.ray_nodes.connection import prepare
 
     prepare(address)
-    from m3pc.run.cluster.driver import run_cluster
-    from m3pc.run.cluster.scraped import scraped
+    from m3pc.distributed.driver import run_cluster
+    from m3pc.distributed.metrics_endpoint import scraped
 
     where = scraped(metrics)
     with live(f"finetuning {run.name}") as show:

@@ -22,8 +22,8 @@ def status(
     from rich.console import Console
 
     from m3pc.cli.live import page
-    from m3pc.run.cluster.control import has_driver, told
-    from m3pc.run.online.run import open_run
+    from m3pc.online.run_control import has_driver, told
+    from m3pc.online.run_folder import open_run
 
     open_run(run)
     found = told(run)
@@ -49,7 +49,7 @@ def scale(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 120.0,
 ) -> None:
     """Change how many rollout processes a running job has. Nothing acknowledged is lost."""
-    from m3pc.run.cluster.control import want
+    from m3pc.online.run_control import want
     from m3pc.types import InputError
 
     if (actors is None) == (between is None):
@@ -72,7 +72,7 @@ def stop(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 60.0,
 ) -> None:
     """End a running job in order: episodes are stored, a checkpoint is written."""
-    from m3pc.run.cluster.control import want
+    from m3pc.online.run_control import want
 
     _require_driven(run)
     want(run, stop=True)
@@ -93,8 +93,8 @@ def _bounds(text: str) -> tuple[int, int]:
 
 
 def _require_driven(run: Path) -> None:
-    from m3pc.run.cluster.control import has_driver, told
-    from m3pc.run.online.run import open_run
+    from m3pc.online.run_control import has_driver, told
+    from m3pc.online.run_folder import open_run
     from m3pc.types import InputError
 
     open_run(run)
@@ -106,7 +106,7 @@ def _require_driven(run: Path) -> None:
 
 
 def _wait(run: Path, seconds: float, done: Any) -> dict[str, Any]:
-    from m3pc.run.cluster.control import told
+    from m3pc.online.run_control import told
 
     end = time.monotonic() + seconds
     while True:

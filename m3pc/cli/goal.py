@@ -10,8 +10,8 @@ from m3pc.cli.picture import picture
 from m3pc.cli.processes import Processes
 
 if TYPE_CHECKING:
-    from actors.video import Frame
-    from m3pc.run.goals import Case, Outcome, Trial
+    from m3pc.evaluation.goals import Case, Outcome, Trial
+    from m3pc.evaluation.video import Frame
 
 STRIP = 8  # pictures of a filmstrip
 NARROWEST = 88  # columns that a table of three means with intervals takes
@@ -85,9 +85,9 @@ def goal(
     from m3pc.cli.data import store_path
     from m3pc.cli.evaluate import run_folder
     from m3pc.cli.progress import progress
-    from m3pc.files import replace_file
-    from m3pc.run import goal_results
-    from m3pc.run.goals import Order, trial
+    from m3pc.core.files import replace_file
+    from m3pc.evaluation import goal_results
+    from m3pc.evaluation.goals import Order, trial
 
     ready = trial(
         Order(
@@ -143,8 +143,8 @@ def compare(
     out: Annotated[Path | None, typer.Option("--json", help="Keep the numbers.")] = None,
 ) -> None:
     """The same task with several trained models: means over models with 95 % intervals."""
-    from m3pc.files import replace_file
-    from m3pc.run import goal_results
+    from m3pc.core.files import replace_file
+    from m3pc.evaluation import goal_results
 
     result = goal_results.merged(files)
     _show(result)
@@ -168,7 +168,7 @@ def _stem(ready: "Trial") -> str:
 
 
 def _film(ready: "Trial", case: "Case", folder: Path) -> None:
-    from m3pc.pictures import filmstrip
+    from m3pc.plots import filmstrip
 
     rows: dict[str, list[tuple[int, Frame]]] = {}
     for mode in ready.policies:
@@ -194,7 +194,7 @@ def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from m3pc.config import BACKWARD
+    from m3pc.config.schema import BACKWARD
 
     console = Console(highlight=False)
     console.width = max(console.width, NARROWEST)

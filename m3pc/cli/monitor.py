@@ -19,8 +19,8 @@ def up(
     grafana_port: Annotated[int, typer.Option(min=1, max=65535, help="Of Grafana.")] = 3000,
 ) -> None:
     """Start them for runs on this machine, whether those run already or later."""
-    from m3pc.run.cluster.control import told
-    from m3pc.run.monitor.watch import up as start
+    from m3pc.monitoring.services import up as start
+    from m3pc.online.run_control import told
 
     for run in runs:
         told(run)  # refuses what is no folder of a run
@@ -40,7 +40,7 @@ def up(
 @app.command()
 def down(run: Run) -> None:
     """End what `up` started. What was measured stays in RUN/monitor."""
-    from m3pc.run.monitor.watch import down as end
+    from m3pc.monitoring.services import down as end
 
     found = end(_folder(run))
     typer.echo(f"ended: {', '.join(service.name for service in found) or 'nothing was running'}")
@@ -55,8 +55,8 @@ def page(
     ] = None,
 ) -> None:
     """Draw all dashboards as one page, without Grafana."""
-    from m3pc.run.monitor.page import write_page
-    from m3pc.run.monitor.watch import shipped, standing
+    from m3pc.monitoring.page import write_page
+    from m3pc.monitoring.services import shipped, standing
     from m3pc.types import InputError
 
     found = [service for service in standing(_folder(run)) if service.name == "prometheus"]
@@ -76,7 +76,7 @@ def page(
 @app.command()
 def metrics() -> None:
     """All metrics, as docs/METRICS.md has them."""
-    from m3pc.run.monitor.reference import metrics_table
+    from m3pc.monitoring.metrics_reference import metrics_table
 
     typer.echo(metrics_table(), nl=False)
 
@@ -86,7 +86,7 @@ def _folder(run: Path) -> Path:
 
 
 def _targets(run: Path) -> Path:
-    from m3pc.run.cluster.targets import FOLDER
+    from m3pc.distributed.prometheus_targets import FOLDER
 
     given = os.environ.get("M3PC_TARGETS")
     return Path(given) if given else run / FOLDER

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from m3pc.run.nodes.gcs import GcsStore
-    from m3pc.run.nodes.node import Node
+    from m3pc.ray_nodes.gcs_storage import GcsStore
+    from m3pc.ray_nodes.node import Node
 
 app = typer.Typer(help="Make this machine a node of a Ray cluster.", no_args_is_help=True)
 
@@ -69,10 +69,10 @@ def head(
     insecure: Insecure = False,
 ) -> None:
     """Start a cluster, on loopback unless --ip says otherwise."""
-    from m3pc.run.nodes.connection import OBJECT_STORE
-    from m3pc.run.nodes.node import Node, check_ip, require_entry
-    from m3pc.run.nodes.ports import node_ports
-    from m3pc.run.nodes.token_file import make_token
+    from m3pc.core.token_file import make_token
+    from m3pc.ray_nodes.connection import OBJECT_STORE
+    from m3pc.ray_nodes.node import Node, check_ip, require_entry
+    from m3pc.ray_nodes.ports import node_ports
 
     _begin()
     require_entry(os.environ, insecure=insecure)
@@ -116,10 +116,10 @@ def worker(
     insecure: Insecure = False,
 ) -> None:
     """Join a cluster, and join it again whenever it was lost."""
-    from m3pc.run.nodes.connection import OBJECT_STORE
-    from m3pc.run.nodes.node import Node, check_ip, own_address, require_entry
-    from m3pc.run.nodes.ports import node_ports
-    from m3pc.run.nodes.token_file import check_token
+    from m3pc.core.token_file import check_token
+    from m3pc.ray_nodes.connection import OBJECT_STORE
+    from m3pc.ray_nodes.node import Node, check_ip, own_address, require_entry
+    from m3pc.ray_nodes.ports import node_ports
     from m3pc.types import InputError
 
     _begin()
@@ -151,7 +151,7 @@ def worker(
 @app.command("ports")
 def show_ports(ports_from: PortsFrom = None) -> None:
     """Every port on which a node listens, as a table in Markdown."""
-    from m3pc.run.nodes.ports import ports_table
+    from m3pc.ray_nodes.ports import ports_table
 
     typer.echo(ports_table(ports_from))
 
@@ -167,14 +167,14 @@ def _begin() -> None:
 
 
 def _place(folder: Path | None, port: int) -> Path:
-    from m3pc.run.nodes.node import check_length, default_folder
-    from m3pc.run.nodes.token_file import private_folder
+    from m3pc.core.token_file import private_folder
+    from m3pc.ray_nodes.node import check_length, default_folder
 
     return private_folder(check_length((folder or default_folder(port)).absolute()))
 
 
 def _roles(given: list[str] | None) -> tuple[str, ...]:
-    from m3pc.run.nodes.node import ROLES
+    from m3pc.ray_nodes.node import ROLES
     from m3pc.types import InputError
 
     for role in given or ():
@@ -184,7 +184,7 @@ def _roles(given: list[str] | None) -> tuple[str, ...]:
 
 
 def _store(redis: str, context: typer.Context) -> "GcsStore | None":
-    from m3pc.run.nodes.gcs import VARIABLE, gcs_store
+    from m3pc.ray_nodes.gcs_storage import VARIABLE, gcs_store
     from m3pc.types import InputError
 
     if not redis:
@@ -200,7 +200,7 @@ def _store(redis: str, context: typer.Context) -> "GcsStore | None":
 
 
 def _run(node: "Node") -> None:
-    from m3pc.run.nodes.watch import keep
+    from m3pc.ray_nodes.supervisor import keep
 
     raise typer.Exit(keep(node, lambda: _show(node)))
 

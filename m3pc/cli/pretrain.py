@@ -8,7 +8,7 @@ import typer
 from m3pc.cli.track import Track
 
 if TYPE_CHECKING:
-    from m3pc.run.pretrain import Pretrained
+    from m3pc.training.pretrain import Pretrained
 
 
 def pretrain(
@@ -33,11 +33,11 @@ def pretrain(
     """Learn from logged episodes; end with what decides whether planning can work."""
     from m3pc.cli.data import open_store
     from m3pc.cli.progress import progress
-    from m3pc.presets import DEFAULT_PRESET, of_environment, resolve
-    from m3pc.run.pretrain import draw_curve, start
-    from m3pc.run.pretrain import resume as go_on
-    from m3pc.run.trackers import require
-    from m3pc.settings import flatten
+    from m3pc.config.overrides import flatten
+    from m3pc.config.presets import DEFAULT_PRESET, of_environment, resolve
+    from m3pc.tracking.trackers import require
+    from m3pc.training.pretrain import draw_curve, start
+    from m3pc.training.pretrain import resume as go_on
     from m3pc.types import InputError
 
     require(track)
@@ -66,7 +66,7 @@ def pretrain(
 
 def _preset_of(file: Path | None) -> str | None:
     """The one that a file of settings names, which was read before and is right."""
-    from m3pc import strict_yaml
+    from m3pc.config import strict_yaml
 
     tree = None if file is None else strict_yaml.read(file.read_text(encoding="utf-8"))
     return tree.get("preset") if isinstance(tree, dict) else None

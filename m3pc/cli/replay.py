@@ -11,8 +11,8 @@ import typer
 from m3pc.cli.data import store_path
 
 if TYPE_CHECKING:
-    from replay.listing import Listing
-    from replay.writer import Writer
+    from replay.format.index import Listing
+    from replay.writing.writer import Writer
 
 FOUND = 1  # exit code where a check found something
 
@@ -28,7 +28,7 @@ def info(
 ) -> None:
     """State, sizes, age, producers, policy versions, damage; also while the store is written."""
     from m3pc.cli import replay_info
-    from replay.survey import survey
+    from replay.store.inspect import survey
 
     found = survey(store_path(store))
     if json:
@@ -42,15 +42,15 @@ def verify(store: StorePath) -> None:
     """Check every byte of every file; exit code 1 and a line for each file that is not right."""
     from m3pc.cli.replay_info import line
     from m3pc.types import InputError
-    from replay import manifest, mark
-    from replay.fs import Disk
-    from replay.recovery import FOLDERS
-    from replay.tail import read_listing
-    from replay.verify import files
-    from replay.verify import verify as check
+    from replay.format import manifest, watermark
+    from replay.format.fs import Disk
+    from replay.store.recovery import FOLDERS
+    from replay.store.tail import read_listing
+    from replay.store.verify import files
+    from replay.store.verify import verify as check
 
     path = store_path(store)
-    if not any((path / name).exists() for name in (manifest.NAME, mark.NAME, *FOLDERS)):
+    if not any((path / name).exists() for name in (manifest.NAME, watermark.NAME, *FOLDERS)):
         raise InputError(f"{path} is not a store; give a folder made by `m3pc data` or by a run")
     findings = check(path)
     for finding in findings:
@@ -82,9 +82,9 @@ def drop(
 ) -> None:
     """Forget segments, a producer or what is damaged, in a store that nobody writes."""
     from m3pc.types import InputError
-    from replay.fs import Disk
-    from replay.tail import read_listing
-    from replay.writer import Writer
+    from replay.format.fs import Disk
+    from replay.store.tail import read_listing
+    from replay.writing.writer import Writer
 
     if [segments is not None, producer is not None, damaged].count(True) != 1:
         raise InputError("give one of --segments, --producer and --damaged, not several or none")
@@ -116,10 +116,10 @@ def export(
     """Write what is whole and not withdrawn for other tools: Parquet files or a Minari data set."""
     from m3pc.cli.progress import progress
     from m3pc.cli.replay_info import line
-    from m3pc.run.export import FORMATS
-    from m3pc.run.export import export as run
+    from m3pc.datagen.exporting import FORMATS
+    from m3pc.datagen.exporting import export as run
     from m3pc.types import InputError
-    from replay.survey import survey
+    from replay.store.inspect import survey
 
     if format_ not in FORMATS:
         raise InputError(f"--format is {format_!r}; give {' or '.join(FORMATS)}")
@@ -166,9 +166,9 @@ def _without_segments(path: Path, listing: "Listing", text: str) -> Plan:
 
 def _without_producer(path: Path, text: str) -> Plan:
     from m3pc.types import InputError
-    from replay.manifest import Withdraw
-    from replay.segment import withdrawn
-    from replay.survey import survey
+    from replay.format.manifest import Withdraw
+    from replay.format.segment import withdrawn
+    from replay.store.inspect import survey
 
     words = re.fullmatch(r"([0-9]{1,10})(?::([0-9]{1,19}))?", text)
     if words is None:
@@ -194,8 +194,8 @@ def _without_producer(path: Path, text: str) -> Plan:
 
 def _without_damage(path: Path) -> Plan:
     from m3pc.cli.replay_info import line
-    from replay.recovery import QUARANTINE
-    from replay.survey import survey
+    from replay.store.inspect import survey
+    from replay.store.recovery import QUARANTINE
 
     found = survey(path)
     if not found.damaged:

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from m3pc.cli.config import WIDE
-from replay.recovery import QUARANTINE
-from replay.segment import FOLDER as SEGMENTS
-from replay.survey import State, Survey
-from replay.verify import Finding, files
+from replay.format.segment import FOLDER as SEGMENTS
+from replay.store.inspect import State, Survey
+from replay.store.recovery import QUARANTINE
+from replay.store.verify import Finding, files
 
 MOST = 8  # producers, segments or files that a line names
 MEANING = {

@@ -50,8 +50,8 @@ def serve(
     """Serve actions until SIGTERM; SIGHUP reads CKPT anew. docs/SERVE.md says how to ask."""
     import logging
 
-    from m3pc.run.serve.server import Order
-    from m3pc.run.serve.server import serve as served
+    from m3pc.serving.server import Order
+    from m3pc.serving.server import serve as served
     from m3pc.types import InputError
 
     if (token_file is None) is not insecure:

@@ -41,7 +41,7 @@ def submit(
 
     The exit code is that of the command; Ctrl-C leaves it running.
     """
-    from m3pc.run.cluster.jobs import Jobs, variables
+    from m3pc.distributed.jobs import Jobs, variables
 
     jobs = Jobs(address)
     found = jobs.submit(
@@ -63,7 +63,7 @@ def list_(address: Address = HERE) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from m3pc.run.cluster.jobs import Jobs
+    from m3pc.distributed.jobs import Jobs
 
     table = Table("job", "status", "code", "command")
     for job in Jobs(address).all():
@@ -79,7 +79,7 @@ def logs(
     follow: Annotated[bool, typer.Option(help="Until it ends.")] = False,
 ) -> None:
     """What a job printed."""
-    from m3pc.run.cluster.jobs import Jobs
+    from m3pc.distributed.jobs import Jobs
 
     jobs = Jobs(address)
     if follow:
@@ -97,7 +97,7 @@ def stop(
     """End a job in order: episodes are stored, a checkpoint is written."""
     import time
 
-    from m3pc.run.cluster.jobs import Jobs
+    from m3pc.distributed.jobs import Jobs
 
     jobs, end = Jobs(address), time.monotonic() + wait
     jobs.stop(job)

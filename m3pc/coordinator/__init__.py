@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from m3pc.coordinator.keeper import Keeper
+from m3pc.coordinator.coordinator import Keeper
 from m3pc.coordinator.sqlite import SqliteTable
 from m3pc.types import Coordinator, Floor, InputError
 

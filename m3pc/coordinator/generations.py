@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from m3pc.files import sync_directory
+from m3pc.core.files import sync_directory
 from m3pc.types import InputError
 
 GENERATION_BITS = 12  # as many generations as they allow have room in every number given out

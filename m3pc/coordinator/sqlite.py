@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from m3pc.coordinator.records import KINDS
 from m3pc.coordinator.table import Contents, Deadline, Look, LostError, ticked
-from m3pc.files import sync_directory
+from m3pc.core.files import sync_directory
 from m3pc.types import CoordinatorUnavailableError, InputError
 
 log = logging.getLogger(__name__)

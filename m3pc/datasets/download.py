@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from m3pc.files import sha256
+from m3pc.core.files import sha256
 from m3pc.types import InputError
 
 CATALOGUE = Path(__file__).with_name("catalogue.tsv")

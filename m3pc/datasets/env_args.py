@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from m3pc.env_names import named
-from m3pc.manipulation import CONTROL_FREQ, CONTROLLER, ROBOT, TASKS, strange_arguments
+from m3pc.core.env_ids import named
+from m3pc.core.manipulation_tasks import CONTROL_FREQ, CONTROLLER, ROBOT, TASKS, strange_arguments
 from m3pc.types import InputError
 
 # What is seen and what is kept of it, not what happens: rewards are looked at themselves.

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box
 
-from m3pc.env_names import parted
+from m3pc.core.env_ids import parted
 from m3pc.types import Episode
 
 STEP_LIMIT = "step_limit"  # in the metadata: an environment that nobody knows has no other place

@@ -8,11 +8,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from m3pc.core.env_ids import parted
+from m3pc.core.manipulation_tasks import LIFT, OTHER_OBJECTS, TASKS, Task, key_part
 from m3pc.datasets.env_args import EnvArgs
 from m3pc.datasets.hdf5 import flags, matrix, members, subgroup, texts, to_float32, vector
 from m3pc.datasets.source import Options, Source
-from m3pc.env_names import parted
-from m3pc.manipulation import LIFT, OTHER_OBJECTS, TASKS, Task, key_part
 from m3pc.types import Episode, Floats, InputError
 
 KEYS = LIFT.keys  # `robot0_` may be left out

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from m3pc.children import python_path
+from m3pc.core.subprocesses import python_path
 from m3pc.types import InputError
 
 LONGEST = 1 << 16  # characters of a line from the child, and of its errors

@@ -4,9 +4,9 @@ one is made.
 
 import gymnasium
 
-from m3pc.envs.make import engine, make, make_vector, step_limit
+from m3pc.core.manipulation_tasks import TASKS
+from m3pc.envs.registry import engine, make, make_vector, step_limit
 from m3pc.envs.scores import normalised_score, robot
-from m3pc.manipulation import TASKS
 
 __all__ = ["engine", "make", "make_vector", "normalised_score", "robot", "step_limit"]
 

@@ -20,7 +20,14 @@ from gymnasium.envs.mujoco.mujoco_rendering import OffScreenViewer
 from gymnasium.spaces import Box
 from numpy.typing import ArrayLike, NDArray
 
-from m3pc.manipulation import CONTROL_FREQ, CONTROLLER, OTHER_OBJECTS, ROBOT, TASKS, key_part
+from m3pc.core.manipulation_tasks import (
+    CONTROL_FREQ,
+    CONTROLLER,
+    OTHER_OBJECTS,
+    ROBOT,
+    TASKS,
+    key_part,
+)
 from m3pc.types import Floats, InputError
 
 SERIES = "1.4."

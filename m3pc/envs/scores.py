@@ -3,8 +3,8 @@
 import re
 from collections.abc import Mapping
 
-from m3pc.env_names import parted
-from m3pc.manipulation import TASKS
+from m3pc.core.env_ids import parted
+from m3pc.core.manipulation_tasks import TASKS
 
 REFERENCE: Mapping[str, tuple[float, float]] = {
     # robot: mean episode return of (random, expert), from D4RL's own table

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from m3pc.core.history import Guide
 from m3pc.types import Floats, InputError
-from m3pc.windows import Guide
 
 LARGEST = 64 << 20  # bytes of a text
 LONGEST = 1_000_000  # rows, and the last step of a document

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from m3pc.core.history import Guide
 from m3pc.goals.tracking import near
 from m3pc.types import Episode, Floats, InputError
-from m3pc.windows import Guide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,50 @@
+"""Whole episodes of many environments that ask one planner."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from actors.single_env import episode_streams
+from actors.vector_rollout import Fleet, Rollout, Start, Together
+from m3pc.core.history import Waypoints
+from m3pc.envs.registry import Vector, step_limit
+from m3pc.types import Decision, Planner
+
+OnStep = Callable[[Vector, Decision], None]  # before any environment that ended is reset
+
+
+def episode_start(seed: int, *numbers: int) -> Start:
+    """From (run seed, episode) alone: the reset of `collect`, and a planning seed of its own."""
+    reset_seed, _ = episode_streams(seed, *numbers)
+    # `episode_streams` spawns the children 0 and 1 of this sequence.
+    child = np.random.SeedSequence([seed, *numbers], spawn_key=(2,))
+    return reset_seed, int(child.generate_state(1, np.uint64)[0] >> 1)  # fits an int64
+
+
+def rollouts(
+    envs: Vector,
+    planner: Planner,
+    starts: Iterable[Start],
+    *,
+    window: int,
+    horizon: int,
+    explore: bool = False,
+    waypoints: Waypoints | None = None,
+    on_step: OnStep = lambda envs, decision: None,
+) -> Iterator[Rollout]:
+    """Play one episode a start; each comes out when it ends, until the starts run out.
+
+    A slot whose episode ended takes the next start. The planner is asked once a step, about the
+    slots with an episode only; so if it answers row by row, an episode depends on its start alone,
+    not on the number of slots.
+    """
+    step_limit(envs)  # refuses environments whose episodes may never end
+    fleet = Fleet(Together(envs), window=window, horizon=horizon, waypoints=waypoints)
+    numbered = enumerate(starts)
+    free = np.ones(envs.num_envs, np.bool_)
+    while fleet.begin(free, numbered):
+        decision = planner.decide(fleet.question(), explore=explore)
+        stepped = fleet.step(decision)
+        on_step(envs, decision)
+        yield from fleet.ended(stepped)
+        free = stepped.ended

@@ -1,0 +1,123 @@
+"""Settings that do not go together, each told by which one to change and to what."""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from m3pc.config.schema import Config, Section
+
+
+def conflicts(config: "Config") -> Iterator[str]:
+    yield from _of_model(config)
+    yield from _of_learning(config)
+    yield from _of_sharing(config)
+    yield from _of_fleet(config)
+
+
+def _of_model(config: "Config") -> Iterator[str]:
+    model, masks, horizon = config.model, config.masks, config.planner.horizon
+    if model.width % model.heads:
+        yield (
+            f"model.width is {model.width}, which model.heads = {model.heads} does not divide;"
+            f" give a multiple of {model.heads}"
+        )
+    if model.width % 2:
+        yield f"model.width is {model.width}; give an even number, half for sines, half for cosines"
+    if model.log_sigma_min >= model.log_sigma_max:
+        yield (
+            f"model.log_sigma_min is {model.log_sigma_min};"
+            f" give less than model.log_sigma_max = {model.log_sigma_max}"
+        )
+    if horizon >= model.window:
+        yield f"planner.horizon is {horizon}; give less than model.window = {model.window}"
+    if math.floor(model.window * min(masks.keep_ratios)) < 1:
+        yield (
+            f"masks.keep_ratios has {min(masks.keep_ratios)}, which keeps none of"
+            f" model.window = {model.window} steps; give at least 1/{model.window}"
+        )
+    for path, weights in (("masks.mixture", masks.mixture), ("masks.pivot", masks.pivot)):
+        if not any(weights.model_dump().values()):
+            yield _no_weight(path, weights)
+
+
+def _of_learning(config: "Config") -> Iterator[str]:
+    pretrain, online, replay = config.pretrain, config.online, config.replay
+    if pretrain.warmup > pretrain.updates:
+        yield (
+            f"pretrain.warmup is {pretrain.warmup};"
+            f" give at most pretrain.updates = {pretrain.updates}"
+        )
+    if config.masks.groups > min(pretrain.batch, online.batch):
+        yield (
+            f"masks.groups is {config.masks.groups}; give at most pretrain.batch ="
+            f" {pretrain.batch} and online.batch = {online.batch}"
+        )
+    if config.dataset.min_length < config.model.window:
+        yield (
+            f"dataset.min_length is {config.dataset.min_length};"
+            f" give at least model.window = {config.model.window}"
+        )
+    if config.returns.mode == "average" and config.returns.discount != 1:
+        yield (
+            f"returns.discount is {config.returns.discount};"
+            " give 1, or set returns.mode to sum, for an average is not discounted"
+        )
+    if not any(config.loss.weights.model_dump().values()):
+        yield _no_weight("loss.weights", config.loss.weights)
+    if not online.updates_per_step and not online.updates_per_episode:
+        yield "online.updates_per_step is 0; give more, or set online.updates_per_episode above 0"
+    if online.lr_end < 1 and online.updates_per_episode:
+        yield (
+            f"online.lr_end is {online.lr_end}; give 1, or set online.updates_per_episode to 0:"
+            " otherwise nobody knows how many updates there will be"
+        )
+    if replay.online_after > replay.online_transitions:
+        yield (
+            f"replay.online_after is {replay.online_after}; give at most"
+            f" replay.online_transitions = {replay.online_transitions}"
+        )
+
+
+def _of_sharing(config: "Config") -> Iterator[str]:
+    """Each of several learners works on equally many rows, on a device of its own."""
+    learners, groups, device = config.fleet.learners, config.masks.groups, config.compute.device
+    if learners == 1:
+        return
+    if config.online.batch % (groups * learners):
+        yield (
+            f"online.batch is {config.online.batch}; give a multiple of {groups * learners}:"
+            f" fleet.learners = {learners} share each of masks.groups = {groups}"
+        )
+    if config.critic.batch % learners:
+        yield (
+            f"critic.batch is {config.critic.batch};"
+            f" give a multiple of {learners}, for fleet.learners share it"
+        )
+    if device == "mps":
+        yield f"fleet.learners is {learners}; give 1 where compute.device is mps"
+    if device == "cuda" and config.fleet.learner_gpus < 1:
+        yield (
+            f"fleet.learner_gpus is {config.fleet.learner_gpus};"
+            " give 1, for several learners on cuda need a GPU each"
+        )
+
+
+def _of_fleet(config: "Config") -> Iterator[str]:
+    fleet = config.fleet
+    half = math.ceil(fleet.envs_per_actor / 2)  # that a rollout process asks for together
+    if fleet.queue < half:
+        yield (
+            f"fleet.queue is {fleet.queue}; give at least {half}, for half of"
+            f" fleet.envs_per_actor = {fleet.envs_per_actor} are planned by one request"
+        )
+    if fleet.most_actors and fleet.most_actors < fleet.least_actors:
+        yield (
+            f"fleet.most_actors is {fleet.most_actors}; give at least fleet.least_actors ="
+            f" {fleet.least_actors}, or 0 for no autoscaling"
+        )
+
+
+def _no_weight(path: str, weights: "Section") -> str:
+    names = ", ".join(f"{path}.{name}" for name in type(weights).model_fields)
+    return f"{path} has no weight above 0; give at least one to {names}"

@@ -1,0 +1,90 @@
+"""In the sandbox: read a foreign file, write our store. Called as `main(job)` by the child."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from m3pc.datasets import d4rl, minari, robomimic
+from m3pc.datasets.hdf5 import open_hdf5
+from m3pc.datasets.sandbox import report
+from m3pc.datasets.source import Options, Source
+from m3pc.types import InputError
+from replay.format.manifest import Header
+from replay.store.store import StoreWriter
+
+REPORT_EVERY = 20_000  # steps
+NO_SUBSETS = "--subset is {!r}, but only robomimic's files have subsets; leave it out"
+# A file may hold one array under any number of names, each of which becomes an episode.
+LARGEST, LARGEST_RATIO = 1 << 30, 64  # bytes of a store; if more, in those of its source on disk
+
+
+def main(job: dict[str, Any]) -> None:
+    """job: path, kind ('' to find out), name, sha256, options, out (an empty folder)."""
+    options = Options(**{**job["options"], "keys": tuple(job["options"]["keys"])})
+    path = Path(job["path"])
+    if options.subset and path.is_dir():
+        raise InputError(NO_SUBSETS.format(options.subset))
+    origin = {"name": job["name"], "sha256": job["sha256"]}
+    if path.is_dir():
+        if not minari.is_minari(path):
+            raise InputError(
+                f"{path.name} is a folder, but not a Minari data set: data/metadata.json is missing"
+            )
+        _write(minari.read_minari(path, options), origin, Path(job["out"]), _largest(path))
+        return
+    with open_hdf5(path) as file:
+        kind = job["kind"] or _kind(file, path)
+        if kind == "robomimic":
+            source = robomimic.read_robomimic(file, options)
+        elif options.subset:
+            raise InputError(NO_SUBSETS.format(options.subset))
+        else:
+            source = d4rl.read_d4rl(file, job["name"], options)
+        _write(source, origin, Path(job["out"]), _largest(path))
+
+
+def _largest(path: Path) -> int:
+    """Bytes that a store of this file or folder may have."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return max(LARGEST, LARGEST_RATIO * sum(512 * file.stat().st_blocks for file in files))
+
+
+def _kind(file: Any, path: Path) -> str:
+    if robomimic.is_robomimic(file):
+        return "robomimic"
+    if d4rl.is_d4rl(file):
+        return "d4rl"
+    raise InputError(
+        f"{path.name} is neither D4RL (observations, actions, rewards, terminals) nor robomimic "
+        f"(data/demo_*): found {list(file)[:12]}"
+    )
+
+
+def _write(source: Source, origin: dict[str, str], out: Path, largest: int) -> None:
+    try:
+        header = Header(
+            states=source.states,
+            actions=source.actions,
+            horizon=source.horizon,
+            env=source.env,
+            source={"kind": source.kind, **origin, **source.details},
+        )
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise InputError(f"{wrong['loc'][0]} is {wrong['input']!r}: {wrong['msg']}") from None
+    writer = StoreWriter(out, header)
+    reported = 0
+    step = 4 * (source.states + source.actions + 1)  # bytes
+    for episode in source.episodes:
+        if step * (writer.steps + len(episode)) > largest:
+            raise InputError(
+                f"{origin['name']} unpacks to more than {largest} bytes, far more than it has on "
+                "disk; if it is to be trusted, write it anew without compression and links"
+            )
+        writer.append(episode)
+        if writer.steps - reported >= REPORT_EVERY:
+            reported = writer.steps
+            report(steps=writer.steps, episodes=writer.episodes)
+    writer.close()
+    report(steps=writer.steps, episodes=writer.episodes)

@@ -1,0 +1,62 @@
+"""Foreign data in, one verified store out."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from m3pc.core.files import sha256, staged_directory
+from m3pc.datasets.download import locate
+from m3pc.datasets.sandbox import Limits, run_limited
+from m3pc.datasets.source import Options
+from m3pc.types import InputError
+from replay.store.store import Store
+
+
+def ingest(
+    source: str,
+    out: Path,
+    options: Options,
+    limits: Limits,
+    on_progress: Callable[[dict[str, Any]], None],
+    *,
+    expected_sha256: str | None = None,
+) -> Store:
+    """`source` is a path or a dataset id. Nothing appears at `out` unless all of it is good."""
+    with staged_directory(out) as stage:
+        found = locate(source, on_progress)
+        if not (found.path.is_file() or found.path.is_dir()):
+            raise InputError(f"{found.path} is neither a file nor a folder; only those are read")
+        digest = _digest(found.path)
+        if expected_sha256 and digest != expected_sha256.lower():
+            raise InputError(f"{found.path.name} has SHA-256 {digest}, expected {expected_sha256}")
+        job = {
+            "path": str(found.path),
+            "kind": found.kind,
+            "name": found.name,
+            "sha256": digest,
+            "options": asdict(options),
+            "out": str(stage),
+        }
+        run_limited("m3pc.datagen.convert", job, limits, on_progress)
+        Store(stage)  # what the child wrote is looked at as critically as any other store
+    return Store(out)
+
+
+def _is_own(file: Path, folder: Path) -> bool:
+    """Whether it is a file. What is neither a file nor a folder, or leads out, is refused."""
+    if not (file.is_file() or file.is_dir()):
+        raise InputError(f"{file} is neither a file nor a folder; only those are read")
+    if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{file} is a link that leads out of {folder.name}; put the file there")
+    return file.is_file()
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of the file, or of a folder's list of names and hashes."""
+    if path.is_file():
+        return sha256(path)
+    files = sorted(file for file in path.rglob("*") if _is_own(file, path))
+    listing = "".join(f"{sha256(file)}  {file.relative_to(path)}\n" for file in files)
+    return hashlib.sha256(listing.encode()).hexdigest()

@@ -1,0 +1,134 @@
+"""Environments as the rest sees them: states [S], actions [A] in [-1, 1], or an InputError."""
+
+import difflib
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, UnregisteredEnv
+from gymnasium.spaces import Box, Space
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import FlattenObservation, RescaleAction, TransformAction
+
+from m3pc.core.env_ids import parted
+from m3pc.types import InputError
+
+Env = gymnasium.Env[Any, Any]
+Vector = VectorEnv[Any, Any, Any]
+
+# What to do, by the first row that fits the error.
+ADVICE: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
+    ((UnregisteredEnv, DeprecatedEnv), "Give an id that gymnasium knows"),
+    ((DependencyNotInstalled, ImportError), "Install the package it needs, or give another id"),
+    ((TypeError,), "Check the arguments given to the environment"),
+    ((Exception,), "Check the id and the arguments given to the environment"),
+)
+
+
+def make(env_id: str, **kwargs: Any) -> Env:
+    """Any environment of gymnasium with Box spaces, by id or by name (`env_names`).
+
+    `kwargs` go to gymnasium.make and win over those of the name.
+    """
+    plain, arguments = parted(env_id)
+    try:
+        env = gymnasium.make(plain, **arguments | kwargs)
+    except InputError:  # ours say what to do
+        raise
+    except Exception as error:  # an environment is foreign code: it raises what it likes
+        raise InputError(_cannot_make(env_id, error)) from error
+    try:
+        return _unit_actions(_flat_states(env, env_id), env_id)
+    except InputError:
+        env.close()  # type: ignore[no-untyped-call]  # gymnasium leaves it without types
+        raise
+
+
+def make_vector(env_id: str, count: int, *, processes: bool = False, **kwargs: Any) -> Vector:
+    """`count` such environments stepped together, in this process or in one process each.
+
+    None resets itself. reset(seed=[an int or None for each], options={"reset_mask": bool [count]})
+    resets those that the mask names and leaves the others as they were.
+    """
+    if count < 1:
+        raise InputError(f"{count} environments were asked for; give a count of 1 or more")
+    makers = [partial(make, env_id, **kwargs)] * count
+    envs: AsyncVectorEnv | SyncVectorEnv
+    try:
+        if processes:  # spawned: threads (torch, Ray) and GL contexts do not survive a fork
+            envs = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="spawn")
+        else:
+            envs = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
+    except (EOFError, ConnectionError) as error:  # one was made here, but the child ended at once
+        raise InputError(
+            f"environment {env_id!r} can be made in this process but not in another; "
+            "give the module that registers it as well, as in 'module:Name-v0'"
+        ) from error
+    envs.spec = envs.get_attr("spec")[0]
+    return envs
+
+
+def step_limit(env: Env | Vector) -> int:
+    """H: the number of steps after which the environment truncates an episode."""
+    limit = env.spec.max_episode_steps if env.spec else None
+    if limit is None:
+        raise InputError(
+            f"{env} has no limit of steps per episode, which returns and windows need; "
+            "give one with max_episode_steps=H"
+        )
+    return limit
+
+
+def engine(env: Env) -> str:
+    """Name and version of what computes the physics; belongs beside every score."""
+    import mujoco
+
+    own = getattr(env.unwrapped, "engine", None)
+    if isinstance(own, str):
+        return own
+    if isinstance(getattr(env.unwrapped, "model", None), mujoco.MjModel):
+        return f"mujoco {mujoco.__version__}"
+    return f"gymnasium {gymnasium.__version__}"
+
+
+def _cannot_make(env_id: str, error: Exception) -> str:
+    advice = next(advice for types, advice in ADVICE if isinstance(error, types))
+    plain, _ = parted(env_id)
+    known = [name for name in gymnasium.registry if name != plain]
+    close = difflib.get_close_matches(plain, known, n=4)
+    hint = f" (close to it: {', '.join(close)})" if close else ""
+    return f"environment {env_id!r} cannot be made: {str(error).rstrip('.')}. {advice}{hint}."
+
+
+def _flat_states(env: Env, env_id: str) -> Env:
+    space = env.observation_space
+    if not isinstance(space, Box):
+        raise InputError(_misfit(env_id, "observations", space, "a Box"))
+    return env if len(space.shape) == 1 else FlattenObservation(env)
+
+
+def _unit_actions(env: Env, env_id: str) -> Env:
+    space = env.action_space
+    if not (
+        isinstance(space, Box)
+        and len(space.shape) == 1
+        and np.issubdtype(space.dtype, np.floating)
+        and np.isfinite([space.low, space.high]).all()
+        and (space.low < space.high).all()
+    ):
+        wanted = "a one-dimensional Box of floats with finite bounds, low < high"
+        raise InputError(_misfit(env_id, "actions", space, wanted))
+    if (space.low == -1).all() and (space.high == 1).all():
+        return env
+    # Rescaling rounds: without the clip, -1 and 1 would land just outside many bounds.
+    within = TransformAction(env, partial(np.clip, a_min=space.low, a_max=space.high), space)
+    one = np.ones_like(space.high)
+    return RescaleAction(within, -one, one)
+
+
+def _misfit(env_id: str, what: str, space: Space[Any], wanted: str) -> str:
+    return (
+        f"environment {env_id!r} has {what} in {space}; expected {wanted}. "
+        "Choose another environment, or register a wrapped one that fits."
+    )

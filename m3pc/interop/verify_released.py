@@ -1,0 +1,297 @@
+"""A checkpoint's numbers beside those that the authors' code gave for the same inputs.
+
+B rows, T steps, S state, A action, N plans of h steps.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from learner.iql import CriticLearner
+from learner.losses import trajectory_losses
+from m3pc.config.overrides import replace
+from m3pc.interop.released_weights import read_npz
+from m3pc.model import checkpoint
+from m3pc.model.checkpoint import Checkpoint
+from m3pc.model.masks import Mask, visible
+from m3pc.model.normalisation import Tokens
+from m3pc.types import InputError, TransitionBatch
+from planner.forward import Guide, Question, score
+from planner.utility import weigh
+
+NETWORK, CHOICE = 1e-5, 5e-4  # absolute
+UTILITY, LOSS = 1e-5, 1e-4  # relative to the largest of the numbers that were recorded
+
+PATTERNS = {"rcbc": "policy", "fd": "dynamics", "id": "inverse", "pi": "path"}  # theirs, ours
+OUTPUTS = {name: name for name in ("states", "rewards", "returns", "mu")} | {"log_std": "log_sigma"}
+GUIDES: Mapping[str, Guide] = {"q": "q", "rtg": "m"}
+TERMS = ("states", "actions", "rewards", "returns", "nll", "entropy", "total")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One comparison: how far off at most, and how far is allowed."""
+
+    name: str
+    error: float  # NaN where a number is NaN
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.tolerance  # which NaN never is
+
+
+def verify(path: Path, golden: Path) -> list[Item]:
+    """Every recorded number that a checkpoint can be asked for. NaN in the file is a miss."""
+    subject = checkpoint.read(path)
+    recording = Recording(file=golden.name, arrays=read_npz(golden))
+    broken = recording.not_finite()
+    if broken:
+        return [Item(f"{name} is finite", math.nan, 0.0) for name in broken]
+    comparison = Comparison(subject, recording)
+    with torch.no_grad():
+        items = [
+            *comparison.masks(),
+            *comparison.network(),
+            *comparison.plans(),
+            *comparison.losses(),
+        ]
+    items += comparison.critic_update()
+    if not items:
+        raise InputError(f"{golden} holds nothing to compare with; give a recording of outputs")
+    return items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """Arrays of a golden file, each of the shape that it must have."""
+
+    file: str
+    arrays: Mapping[str, NDArray[Any]]
+
+    def not_finite(self) -> list[str]:
+        return [
+            name
+            for name, array in self.arrays.items()
+            if array.dtype.kind == "f" and not np.isfinite(array).all()
+        ]
+
+    def named(self, pattern: str) -> list[str]:
+        """What the group in a pattern stands for, in each name that matches."""
+        found = (re.fullmatch(pattern, name, re.ASCII) for name in self.arrays)
+        return [match[1] for match in found if match]
+
+    def take(self, name: str, *shape: int | None, kinds: str = "fiu") -> NDArray[Any]:
+        """An array of numbers; None in its shape stands for any size but 0."""
+        if name not in self.arrays:
+            raise InputError(f"{self.file} has no {name}; give a whole recording")
+        array = self.arrays[name]
+        fits = len(shape) == array.ndim and all(
+            size > 0 and wanted in (None, size)
+            for size, wanted in zip(array.shape, shape, strict=True)
+        )
+        if not fits or array.dtype.kind not in kinds:
+            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            raise InputError(
+                f"{self.file}: {name} is {array.dtype} {list(array.shape)}, expected [{wanted}] "
+                "for this checkpoint; give one of the same sizes"
+            )
+        return array
+
+    def tensor(self, name: str, *shape: int | None) -> Tensor:
+        return torch.from_numpy(self.take(name, *shape).astype(np.float32))
+
+    def numbers(self, name: str, *shape: int) -> list[float]:
+        """Settings, in the precision in which they were recorded."""
+        found: list[float] = self.take(name, *shape).astype(np.float64).reshape(-1).tolist()
+        return found
+
+
+class Comparison:
+    """A checkpoint and a recording that it is asked about."""
+
+    def __init__(self, subject: Checkpoint, recording: Recording) -> None:
+        weights = subject.weights
+        self.subject, self.weights, self.recording = subject, weights, recording
+        self.model, self.critic = weights.model(), weights.critic()
+        self.normaliser = weights.normaliser()
+        self.length = weights.config.model.window
+        self.sizes = {"states": weights.state_size, "actions": weights.action_size}
+        rows = len(recording.take("input_states", None, self.length, weights.state_size))
+        self.inputs = {
+            name: recording.tensor(f"input_{name}", rows, self.length, self.sizes.get(name, 1))
+            for name in Tokens._fields
+        }
+        self.tokens = Tokens(
+            states=self.normaliser.states.encode(self.inputs["states"]),
+            actions=self.inputs["actions"],
+            rewards=self.normaliser.rewards.encode(self.inputs["rewards"]),
+            returns=self.normaliser.returns.encode(self.inputs["returns"]),
+        )
+
+    def masks(self) -> Iterator[Item]:
+        """Tokens that a question shows to one and not to the other."""
+        for theirs, ours in PATTERNS.items():
+            for now in self.recording.named(rf"visible_{theirs}(\d+)"):
+                expected = visible(ours, now=self._now(now), length=self.length)
+                differ = int((self._mask(f"{theirs}{now}") != expected).sum())
+                yield Item(f"mask {theirs}{now}", float(differ), 0.0)
+
+    def network(self) -> Iterator[Item]:
+        """The worst of the five outputs, for each mask."""
+        for name in self.recording.named(r"visible_(\w+)"):
+            prediction = self.model(self.tokens, self._mask(name))
+            errors = []
+            for theirs, ours in OUTPUTS.items():
+                found = getattr(prediction, ours)
+                expected = self.recording.take(f"out_{name}_{theirs}", *found.shape)
+                errors.append(_error(found, expected))
+            yield Item(f"network {name}", _worst(errors), NETWORK)
+
+    def plans(self) -> Iterator[Item]:
+        """Utilities, weights and actions of both guides on the first of the windows."""
+        for text in self.recording.named(r"plan(\d+)_candidates"):
+            now = self._now(text)
+            candidates = self.recording.tensor(
+                f"plan{text}_candidates", None, self.length - now, self.sizes["actions"]
+            )[None]
+            question = Question(
+                states=self.inputs["states"][:1],
+                actions=self.inputs["actions"][:1],
+                now=now,
+                steps=torch.tensor([now]),
+                horizon=self.weights.horizon,
+            )
+            for theirs, guide in GUIDES.items():
+                name, expected = f"plan {text} {theirs}", f"plan{text}_{theirs}"
+                yield from self._plan(name, expected, question, candidates, guide)
+
+    def _plan(
+        self, name: str, recorded: str, question: Question, candidates: Tensor, guide: Guide
+    ) -> Iterator[Item]:
+        discount, lam = self.recording.numbers("plan_discount_lambda", 2)
+        [xi] = self.recording.numbers(f"{recorded}_xi")
+        settings = {"planner.discount": discount, "planner.lam": lam}
+        temperature = {f"planner.{guide}.inverse_temperature": xi}
+        config = replace(self.weights.config, settings | temperature)
+        utilities = score(
+            self.model, self.critic, self.normaliser, config, question, candidates, guide
+        )
+        standardised = config.planner.utility == "standardised"
+        weights = weigh(utilities, inverse_temperature=xi, standardised=standardised).weights
+        action = torch.einsum("en,ena->ea", weights, candidates[:, :, 0])
+        expected = {
+            part: self.recording.take(f"{recorded}_{part}", size)
+            for part, size in (
+                ("utility", candidates.shape[1]),
+                ("weights", candidates.shape[1]),
+                ("action", candidates.shape[3]),
+            )
+        }
+        yield Item(f"{name} utility", _relative(utilities[0], expected["utility"]), UTILITY)
+        yield Item(f"{name} weights", _error(weights[0], expected["weights"]), CHOICE)
+        yield Item(f"{name} action", _error(action[0], expected["action"]), CHOICE)
+
+    def losses(self) -> Iterator[Item]:
+        """Every term of the pretraining loss, for each mask."""
+        for name in self.recording.named(r"loss_(\w+)_total"):
+            mask = self._mask(name)
+            noise = self.recording.tensor("loss_entropy_noise", *self.inputs["actions"].shape)
+            [alpha] = self.recording.numbers("loss_temperature")
+            found = trajectory_losses(
+                self.model(self.tokens, mask),
+                self.tokens,
+                mask,
+                noise,
+                alpha=alpha,
+                loss=self.weights.config.loss,
+                entropy=self.weights.config.entropy,
+            )
+            for term in TERMS:
+                expected = self.recording.take(f"loss_{name}_{term}")
+                yield Item(f"loss {name} {term}", _relative(getattr(found, term), expected), LOSS)
+
+    def critic_update(self) -> Iterator[Item]:
+        """Losses of one update, and Q, its targets and V after it."""
+        if not self.recording.named(r"(iql_\w+)"):
+            return
+        names = ("critic.discount", "critic.expectile", "critic.tau", "critic.lr")
+        settings = dict(zip(names, self.recording.numbers("iql_settings", 4), strict=True))
+        config = replace(self.weights.config, settings)
+        learner = CriticLearner(self.weights.critic(), config.critic)
+        learner.restore(self._targets(learner))
+        batch = self._transitions()
+        losses = learner.update(batch)
+        for name, loss in losses.items():
+            expected = self.recording.take(f"iql_{name}")
+            yield Item(f"iql {name}", _relative(torch.tensor(loss), expected), LOSS)
+        count = min(len(self.recording.take("iql_after_q", None)), len(batch.states))
+        states, actions = (torch.from_numpy(x[:count]) for x in (batch.states, batch.actions))
+        with torch.no_grad():
+            after = {
+                "q": learner.critic.quality(states, actions),
+                "q_target": learner.target_twins(states, actions).amin(dim=0),
+                "v": learner.critic.value(states),
+            }
+        for name, numbers in after.items():
+            expected = self.recording.take(f"iql_after_{name}", count)
+            yield Item(f"iql after {name}", _relative(numbers, expected), LOSS)
+
+    def _targets(self, learner: CriticLearner) -> dict[str, Tensor]:
+        """Those of the checkpoint, without the moments of an optimiser that went before."""
+        training = self.subject.training
+        targets = {}
+        for name, fresh in learner.state().items():
+            target = training.get(f"critic.{name}")
+            if target is None or target.shape != fresh.shape:
+                raise InputError(f"{self.subject.path} holds no critic.{name} to update from")
+            targets[name] = target
+        return targets
+
+    def _transitions(self) -> TransitionBatch[NDArray[Any]]:
+        take, (states, actions) = self.recording.take, self.sizes.values()
+        rows = len(take("iql_states", None, states))
+        columns = {
+            "states": take("iql_states", rows, states),
+            "actions": take("iql_actions", rows, actions),
+            "rewards": take("iql_rewards", rows, 1)[:, 0],
+            "next_states": take("iql_next_states", rows, states),
+            "terminals": take("iql_terminals", rows, 1)[:, 0],
+            "returns": np.zeros(rows),
+        }
+        return TransitionBatch(**{name: x.astype(np.float32) for name, x in columns.items()})
+
+    def _mask(self, name: str) -> Mask:
+        return self.recording.take(f"visible_{name}", len(Tokens._fields), self.length, kinds="b")
+
+    def _now(self, text: str) -> int:
+        now = int(text)
+        if now >= self.length:
+            raise InputError(
+                f"{self.recording.file} asks at step {now} of a window of {self.length}; "
+                "give one of the same sizes"
+            )
+        return now
+
+
+def _error(found: Tensor, expected: NDArray[Any]) -> float:
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    difference = found.double() - torch.from_numpy(expected.astype(np.float64))
+    return float(difference.abs().max())  # NaN if any is
+
+
+def _relative(found: Tensor, expected: NDArray[Any]) -> float:
+    """To the largest number; an error beside nothing but zeros stays as it is."""
+    return _error(found, expected) / (float(np.abs(expected).max()) or 1.0)
+
+
+def _worst(errors: list[float]) -> float:
+    return float(np.max(errors))  # NaN if any is

@@ -1,0 +1,95 @@
+"""Which tokens the model is given: True visible, False hidden and predicted. T steps."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from m3pc.config.schema import MasksConfig, PivotConfig
+
+Mask = NDArray[np.bool_]  # [modality, T]
+Steps = NDArray[np.int64]  # [T]
+
+MODALITIES = ("states", "actions", "rewards", "returns")
+STATES, ACTIONS, REWARDS, RETURNS = range(4)
+
+SPANS: Mapping[str, Callable[[Steps, int], NDArray[np.bool_]]] = {  # -> [T]
+    "none": lambda t, now: t < 0,
+    "past": lambda t, now: t < now,
+    "seen": lambda t, now: t <= now,
+    "ends": lambda t, now: (t <= now) | (t == t[-1]),  # up to now, and the goal
+    "all": lambda t, now: t >= 0,
+}
+# fmt: off
+PATTERNS = {
+    #             states  actions  rewards  returns
+    "policy":   ("seen", "past",  "none",  "all"),
+    "dynamics": ("seen", "all",   "none",  "none"),
+    "path":     ("ends", "past",  "none",  "none"),
+    "inverse":  ("all",  "past",  "none",  "none"),
+}
+# fmt: on
+
+
+class Place(NamedTuple):
+    """Where a token stands."""
+
+    modality: int
+    step: int
+
+
+@cache
+def visible(pattern: str, *, now: int, length: int) -> Mask:
+    """What a pattern shows of a window of `length` steps whose current one is `now`. Read-only."""
+    t = np.arange(length)
+    mask = np.stack([SPANS[span](t, now) for span in PATTERNS[pattern]])
+    mask.flags.writeable = False
+    return mask
+
+
+def only(length: int, steps: Mapping[int, Iterable[int]]) -> Mask:
+    """A mask that names certain steps of certain modalities, such as those to read."""
+    mask = np.zeros((len(MODALITIES), length), np.bool_)
+    for modality, span in steps.items():
+        mask[modality, list(span)] = True
+    return mask
+
+
+def places(mask: Mask) -> list[Place]:
+    """The tokens that a mask shows, by modality and step."""
+    return [Place(int(modality), int(step)) for modality, step in np.argwhere(mask)]
+
+
+def draw(config: MasksConfig, length: int, rng: np.random.Generator) -> Mask:
+    """A mask to train on, of a kind drawn from the mixture; patterns at a random current step."""
+    kinds = config.mixture.model_dump()
+    kind = rng.choice(list(kinds), p=_shares(list(kinds.values())))
+    if kind == "random":
+        return _random(config, length, rng)
+    return visible(str(kind), now=int(rng.integers(length)), length=length)
+
+
+def _random(config: MasksConfig, length: int, rng: np.random.Generator) -> Mask:
+    """Keep a share of each modality at random, then cut all of them off at a random step.
+
+    Every modality before the pivot keeps its steps up to the cut, the pivot and those after it only
+    the earlier ones. One action at least stays hidden, for the likelihood to have a target.
+    """
+    mask = np.zeros((len(MODALITIES), length), np.bool_)
+    for row in mask:
+        row[rng.permutation(length)[: int(length * rng.choice(config.keep_ratios))]] = True
+    order = list(PivotConfig.model_fields)  # the cut's order, which is not the tokens' order
+    cut = int(rng.integers(length))
+    pivot = int(rng.choice(len(order), p=_shares(list(config.pivot.model_dump().values()))))
+    for rank, name in enumerate(order):
+        mask[MODALITIES.index(name), cut + (rank < pivot) :] = False
+    if mask[ACTIONS].all():
+        mask[ACTIONS, -1] = False
+    return mask
+
+
+def _shares(weights: Sequence[float]) -> NDArray[np.float64]:
+    shares: NDArray[np.float64] = np.asarray(weights) / np.sum(weights)
+    return shares

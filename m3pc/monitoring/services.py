@@ -1,0 +1,246 @@
+"""Prometheus, and Grafana where it is installed, beside the runs of this machine.
+
+They go on when the shell that started them is closed; FOLDER/processes.json says which they are.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from m3pc.core.files import replace_file
+from m3pc.types import InputError
+
+PROCESSES, CONFIG = "processes.json", "prometheus.yml"
+READY_SECONDS, END_SECONDS, PAUSE = 60.0, 20.0, 0.1
+NODE_EXPORTER = 9100  # its port
+RETENTION = "30d"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """A process that was started here."""
+
+    name: str
+    pid: int
+    began: str  # when, as the kernel tells: a number is used again
+    url: str  # "" where people have nothing to look at
+
+
+def shipped() -> Path:
+    """The folder with rules and dashboards: in the source, or where it was installed."""
+    here = Path(__file__).resolve()
+    for folder in (here.parents[2] / "monitoring", here.parent / "shipped"):
+        if (folder / CONFIG).is_file():
+            return folder
+    raise InputError("the folder monitoring/ is missing; install m3pc again, or use its source")
+
+
+def up(
+    folder: Path, targets: Sequence[Path], *, port: int = 9090, grafana_port: int = 3000
+) -> list[Service]:
+    """What runs in the end: what did already stays."""
+    found = {service.name: service for service in standing(folder)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for target in targets:
+        target.mkdir(parents=True, exist_ok=True)
+    if "prometheus" not in found:
+        found["prometheus"] = _prometheus(folder, targets, port)
+        _remember(folder, found)
+    if "node exporter" not in found and (exporter := _node_exporter(folder)):
+        found["node exporter"] = exporter
+        _remember(folder, found)
+    if "grafana" not in found and (grafana := _grafana(folder, found["prometheus"], grafana_port)):
+        found["grafana"] = grafana
+        _remember(folder, found)
+    return list(found.values())
+
+
+def down(folder: Path) -> list[Service]:
+    """End what was started, and say what it was."""
+    found = standing(folder)
+    for service in found:
+        os.kill(service.pid, signal.SIGTERM)
+    end = time.monotonic() + END_SECONDS
+    while standing(folder) and time.monotonic() < end:
+        time.sleep(PAUSE)
+    for service in standing(folder):
+        os.kill(service.pid, signal.SIGKILL)
+    (folder / PROCESSES).unlink(missing_ok=True)
+    return found
+
+
+def standing(folder: Path) -> list[Service]:
+    """Of those that were started, those that are still there."""
+    try:
+        told: Any = json.loads((folder / PROCESSES).read_text(encoding="utf-8"))
+        found = [Service(**each) for each in told]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{folder / PROCESSES} cannot be read: {error}; remove it") from None
+    return [service for service in found if _began(service.pid) == service.began]
+
+
+def configuration(
+    folder: Path, targets: Sequence[Path], *, port: int, scrape: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The shipped one with the paths of this machine; `scrape` changes its global intervals."""
+    found: dict[str, Any] = yaml.safe_load((shipped() / CONFIG).read_text(encoding="utf-8"))
+    found["rule_files"] = [str(shipped() / pattern) for pattern in found["rule_files"]]
+    for job in found["scrape_configs"]:
+        for discovery in job.get("file_sd_configs", ()):
+            discovery["files"] = [str(target.resolve() / "*.json") for target in targets]
+        if job["job_name"] == "prometheus":
+            job["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
+        if scrape is not None:
+            job.pop("scrape_interval", None)
+            job.pop("scrape_timeout", None)
+    found["global"] |= scrape or {}
+    return found
+
+
+def _prometheus(folder: Path, targets: Sequence[Path], port: int) -> Service:
+    program = _required("prometheus", "apt install prometheus, or take it from prometheus.io")
+    config = configuration(folder, targets, port=port)
+    replace_file(folder / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
+    return _started(
+        folder,
+        "prometheus",
+        [
+            program,
+            f"--config.file={folder / CONFIG}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--storage.tsdb.retention.time={RETENTION}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        port=port,
+        ready="/-/ready",
+        page="/alerts",
+    )
+
+
+def _node_exporter(folder: Path) -> Service | None:
+    """Of this machine, unless it has none or one that runs."""
+    program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    if program is None or not _is_free(NODE_EXPORTER):
+        return None
+    address = f"--web.listen-address=127.0.0.1:{NODE_EXPORTER}"
+    return _started(folder, "node exporter", [program, address], port=NODE_EXPORTER, ready="/")
+
+
+def _grafana(folder: Path, prometheus: Service, port: int) -> Service | None:
+    program = shutil.which("grafana") or shutil.which("grafana-server")
+    if program is None:
+        return None
+    words = ["server"] if Path(program).name == "grafana" else []
+    home = Path(os.environ.get("GF_PATHS_HOME", "/usr/share/grafana"))
+    boards = shipped() / "grafana"
+    settings = {
+        "GF_SERVER_HTTP_ADDR": "127.0.0.1",
+        "GF_SERVER_HTTP_PORT": str(port),
+        "GF_PATHS_DATA": str(folder / "grafana"),
+        "GF_PATHS_PROVISIONING": str(boards / "provisioning"),
+        "GF_ANALYTICS_REPORTING_ENABLED": "false",
+        "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
+        "GF_AUTH_ANONYMOUS_ENABLED": "true",  # it looks only, and only from this machine
+        "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
+        "GF_AUTH_DISABLE_LOGIN_FORM": "true",
+        "M3PC_PROMETHEUS": prometheus.url.removesuffix("/alerts"),
+        "M3PC_DASHBOARDS": str(boards / "dashboards"),
+    }
+    return _started(
+        folder,
+        "grafana",
+        [program, *words, f"--homepath={home}"],
+        port=port,
+        ready="/api/health",
+        page="/dashboards",
+        environment=settings,
+    )
+
+
+def _started(
+    folder: Path,
+    name: str,
+    command: Sequence[str],
+    *,
+    port: int,
+    ready: str,
+    page: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> Service:
+    """Once it answers. What it prints is in a file of the folder."""
+    if not _is_free(port):
+        raise InputError(f"port {port} is taken, so {name} cannot have it; give another port")
+    log = folder / f"{name.replace(' ', '-')}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    url = f"http://127.0.0.1:{port}"
+    end = time.monotonic() + READY_SECONDS
+    while not _answers(url + ready):
+        if process.poll() is not None or time.monotonic() > end:
+            process.kill()
+            process.wait()
+            last = log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise InputError(f"{name} does not start: {' '.join(last)}; see {log}")
+        time.sleep(PAUSE)
+    process.returncode = 0  # it is left alone: nothing is to be said when this object goes
+    return Service(name=name, pid=process.pid, began=_began(process.pid), url=url + page)
+
+
+def _remember(folder: Path, services: Mapping[str, Service]) -> None:
+    told = [asdict(service) for service in services.values()]
+    replace_file(folder / PROCESSES, json.dumps(told).encode())
+
+
+def _required(program: str, remedy: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        raise InputError(f"{program} is not installed; {remedy}")
+    return found
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2.0) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _began(pid: int) -> str:
+    """When a process began; "" where it is not, or has ended and nobody asked how."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if words[0] == "Z" else words[19]

@@ -1,1 +1,0 @@
-"""A Prometheus that watches runs on this machine, and what it saw."""

@@ -1,1 +1,0 @@
-"""Ray itself: nodes that we start, and connections to clusters."""

@@ -1,0 +1,37 @@
+"""What the planner decided, in the words that a robot is told."""
+
+import math
+
+from m3pc.serving.messages import Acted
+from m3pc.serving.problems import ProblemError
+from m3pc.serving.sessions import Answer
+from m3pc.types import Floats, Refusal, Refused, Version
+
+
+def acted(step: int, answer: Answer) -> Acted:
+    decision = answer.decision
+    return Acted(
+        step=step,
+        action=decision.actions[0].tolist(),
+        version=str(Version.unpacked(decision.version)),
+        candidates=answer.candidates,
+        hurried=answer.hurried,
+        effective=_number(decision.effective),
+        utility=_number(decision.utilities),
+        condition=_number(decision.conditions),
+        milliseconds=round(1000 * answer.seconds, 3),
+        deadline_ms=1000 * answer.deadline,
+        late=answer.late,
+    )
+
+
+def refused(reply: Refusal) -> ProblemError:
+    if reply.why == Refused.BAD:
+        return ProblemError(422, reply.reason)
+    seconds = str(max(1, math.ceil(reply.wait)))
+    return ProblemError(503, f"{reply.reason}; ask again", headers={"Retry-After": seconds})
+
+
+def _number(found: Floats) -> float | None:
+    value = float(found[0])
+    return value if math.isfinite(value) else None

@@ -1,0 +1,207 @@
+"""The list of what a store holds: an append-only text file, one checked JSON event a line.
+
+    9a0c1f2e {"event": "open", ...}       sizes, source, format; "live" for one that grows
+    51d0b7aa {"event": "seal", ...}       one segment: rows, bytes and SHA-256 of its two files
+    e2f6c411 {"event": "close", ...}      totals: nothing more will come
+
+In a live store `roll` stands for a log that became a segment, `drop` for segments that went,
+`quarantine` for a damaged one that was set aside, `withdraw` for a producer nobody believes.
+
+The eight digits are the CRC-32 of all that stands before the line and of the line's JSON, so a
+changed, lost, added or swapped line shows.
+"""
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from m3pc.types import InputError
+from replay.format.fs import FS
+from replay.format.schema import FORMAT, READABLE
+
+NAME = "MANIFEST"
+LARGEST = 64 << 20  # bytes; about 200,000 segments
+
+
+class DamagedError(InputError):
+    """Bytes that were on the disk once are others now, or gone."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        cure = "restore it from a copy"
+        if path.name != NAME:  # without which nothing can be told
+            cure += ", or go on without what is lost by `m3pc replay drop STORE --damaged`, which "
+            cure += "sets damaged files aside"
+        super().__init__(f"{path} is damaged: {what}; {cure}")
+
+
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Header(Event):
+    """What every episode in the store has in common."""
+
+    event: Literal["open", "live"] = "open"
+    format: int = FORMAT
+    states: int = Field(ge=1, le=65_536)  # S
+    actions: int = Field(ge=1, le=65_536)  # A
+    horizon: int = Field(ge=1)  # H, the environment's step limit
+    env: str | None  # where the episodes were recorded, if known
+    source: dict[str, Any]  # where they came from: kind, name, hash, options
+
+
+class FileEntry(Event):
+    name: str = Field(pattern=r"^[0-9]{6}\.(steps|episodes)\.arrow$")
+    rows: int = Field(ge=1)
+    bytes: int = Field(ge=1)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Seal(Event):
+    event: Literal["seal"] = "seal"
+    steps: FileEntry
+    episodes: FileEntry
+
+
+class Close(Event):
+    event: Literal["close"] = "close"
+    segments: int
+    steps: int
+    episodes: int
+
+
+class Roll(Event):
+    """Log `number` became segment `number`, unless all that it held had been refused."""
+
+    event: Literal["roll"] = "roll"
+    number: int = Field(ge=0)
+    steps: FileEntry | None
+    episodes: FileEntry | None
+    refused: int = Field(ge=0)  # episodes
+    terminated: int = Field(default=0, ge=0)  # episodes; in format 1 nobody counted
+    truncated: int = Field(default=0, ge=0)
+    producers: list[tuple[Number, Number, Number]]  # slot, incarnation, next sequence: of its own
+
+
+class Drop(Event):
+    event: Literal["drop"] = "drop"
+    numbers: list[int]
+    reason: Literal["retention", "operator"]
+
+
+class Quarantine(Event):
+    event: Literal["quarantine"] = "quarantine"
+    number: int
+    reason: str
+
+
+class Withdraw(Event):
+    """What this producer sent is never sampled again."""
+
+    event: Literal["withdraw"] = "withdraw"
+    slot: Number
+    incarnation: Number | None  # None: all of them up to now and later
+
+
+AnyEvent = Header | Seal | Close | Roll | Drop | Quarantine | Withdraw
+_PARSER: TypeAdapter[AnyEvent] = TypeAdapter(Annotated[AnyEvent, Field(discriminator="event")])
+
+
+def encode(events: Sequence[AnyEvent], crc: int = 0) -> bytes:
+    """Lines that follow one whose digits are `crc`."""
+    text = bytearray()
+    for event in events:
+        body = event.model_dump_json().encode()
+        crc = zlib.crc32(body, crc)
+        text += b"%08x %s\n" % (crc, body)
+    return bytes(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """The whole lines from the beginning on, and what comes after them."""
+
+    events: list[AnyEvent]
+    whole: bytes  # those lines
+    crc: int  # digits of the last one
+    rest: bytes  # the line that is not, and all after it
+    more: bool  # whether a whole line comes after that one: it did not just get torn
+
+
+def parse(content: bytes, path: Path) -> Parsed:
+    bodies, size, crc = [], 0, 0
+    lines = content.splitlines(keepends=True)
+    for line in lines:
+        if (body := _body(line, crc)) is None:
+            break
+        bodies.append(body)
+        crc, size = int(line[:8], 16), size + len(line)
+    if bodies:
+        _refuse_other_formats(bodies[0], path)
+    try:
+        events = [_PARSER.validate_json(body) for body in bodies]
+    except ValidationError as error:
+        raise InputError(f"{path} holds no event of ours: {error.errors()[0]}") from None
+    return Parsed(
+        events=events,
+        whole=content[:size],
+        crc=crc,
+        rest=content[size:],
+        more=_chain_goes_on(lines[len(bodies) :]),
+    )
+
+
+def read(fs: FS, folder: Path) -> bytes:
+    path = folder / NAME
+    try:
+        content = fs.map(path)
+    except OSError:
+        raise InputError(
+            f"{folder} is not a store: it has no {NAME} file; "
+            "give a folder made by `m3pc data` or by a run"
+        ) from None
+    if len(content) > LARGEST:
+        raise InputError(f"{path} is larger than {LARGEST} bytes; it is not a manifest of ours")
+    return bytes(content[:])
+
+
+def _body(line: bytes, crc: int) -> bytes | None:
+    """The JSON of a whole line after one with the digits `crc`."""
+    body = line[9:-1]
+    return body if line == b"%08x %s\n" % (zlib.crc32(body, crc), body) else None
+
+
+def _chain_goes_on(lines: list[bytes]) -> bool:
+    """Each line's checksum begins with the digits before it, so what follows a bad one can fit."""
+    for before, line in pairwise(lines):
+        try:
+            digits = int(before[:8], 16) & 0xFFFFFFFF
+        except ValueError:
+            continue
+        if _body(line, digits) is not None:
+            return True
+    return False
+
+
+def _refuse_other_formats(body: bytes, path: Path) -> None:
+    """Say so before the fields of a format that we do not know are taken for errors."""
+    try:
+        found = json.loads(body)["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path} does not begin with a header; it is not a store") from None
+    if found not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise InputError(
+            f"{path} has format {found!r}, this version of m3pc reads {known}; "
+            "use the version that wrote it or import the data again"
+        )

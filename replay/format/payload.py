@@ -1,0 +1,148 @@
+"""An episode as bytes that a store can check before it trusts them. S state, A action, L steps.
+
+    magic  crc32 of all that follows  rows  ended  seed  version  last version  condition  utility
+    Arrow stream: schema, one batch
+
+The batch has rows = L + 1 of states, actions and rewards. In the last row stands the state in which
+the episode ended; no step was taken from it, so its action and reward are 0.
+
+Bytes come from processes that run other people's environments, and metadata can be made that crash
+Arrow's own parser. So nothing is parsed: around the numbers a stream must be, byte for byte, what
+`encode` writes for an episode of this length, and the numbers then stand at known places.
+"""
+
+import io
+import struct
+import zlib
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from m3pc.types import Episode, Floats, InputError
+from replay.format.manifest import Header
+from replay.format.schema import vectors, wire_schema
+from replay.format.validation import check
+
+MAGIC = b"m3e2"
+HEAD = struct.Struct("<4sIIIqqqdd")
+CHECKED = 8  # bytes before those that the checksum covers
+TERMINATED, TRUNCATED = 1, 2  # bits of `ended`
+LARGEST = 16 << 20  # bytes
+LARGEST_REWARD = 1e6
+END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
+
+Code = Literal["size", "head", "checksum", "rows", "arrow", "values"]
+
+
+class PayloadError(InputError):
+    """Bytes that no store takes, however often they are sent."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(f"the payload was rejected ({code}): {message}")
+        self.code = code
+
+
+def encode(episode: Episode) -> bytes:
+    rows = len(episode) + 1
+    actions = np.zeros((rows, episode.actions.shape[1]), np.float32)
+    rewards = np.zeros(rows, np.float32)
+    actions[:-1], rewards[:-1] = episode.actions, episode.rewards
+    ended = TERMINATED * episode.terminated | TRUNCATED * episode.truncated
+    tags = (episode.version, episode.last_version, episode.condition, episode.utility)
+    head = HEAD.pack(MAGIC, 0, rows, ended, episode.seed, *tags)
+    content = head[CHECKED:] + _stream(episode.states, actions, rewards)
+    return MAGIC + zlib.crc32(content).to_bytes(4, "little") + content
+
+
+def decode(payload: bytes, header: Header) -> Episode:
+    """The episode, or a PayloadError. Its arrays are views of the payload."""
+    if not HEAD.size <= len(payload) <= LARGEST:
+        raise PayloadError(
+            "size", f"{len(payload)} bytes, expected {HEAD.size} to {LARGEST}; cut the episode"
+        )
+    magic, crc, rows, ended, seed, *tags = HEAD.unpack_from(payload)
+    if magic != MAGIC or ended & ~(TERMINATED | TRUNCATED):
+        raise PayloadError("head", f"it begins with {payload[: HEAD.size].hex()}; not an episode")
+    if zlib.crc32(memoryview(payload)[CHECKED:]) != crc:
+        raise PayloadError("checksum", "its bytes changed on the way; send it again")
+    if not 2 <= rows <= header.horizon + 1:
+        raise PayloadError("rows", f"{rows} rows, expected 2 to {header.horizon + 1}")
+    states, actions, rewards = _columns(payload, header, rows)
+    if actions[-1].any() or rewards[-1]:
+        raise PayloadError("values", "the last row has an action or reward; it must have none")
+    version, last_version, condition, utility = tags
+    episode = Episode(
+        states=states,
+        actions=actions[:-1],
+        rewards=rewards[:-1],
+        terminated=bool(ended & TERMINATED),
+        truncated=bool(ended & TRUNCATED),
+        seed=seed,
+        version=version,
+        last_version=last_version,
+        condition=condition,
+        utility=utility,
+    )
+    try:
+        check(episode, header, number=0)
+    except InputError as error:
+        raise PayloadError("values", str(error)) from None
+    if np.abs(rewards).max() > LARGEST_REWARD:
+        raise PayloadError("values", f"a reward is beyond {LARGEST_REWARD:g}; scale the rewards")
+    return episode
+
+
+class Frame(NamedTuple):
+    """What stands around the numbers of a stream."""
+
+    before: bytes
+    size: int  # of the numbers, with what pads each column to a multiple of 8 bytes
+
+
+@lru_cache(maxsize=4096)
+def _frame(states: int, actions: int, rows: int) -> Frame:
+    zeros = np.zeros((rows, states + actions + 1), np.float32)
+    stream = _stream(zeros[:, :states], zeros[:, states:-1], zeros[:, -1])
+    size = sum(_padded(rows * width) for width in (states, actions, 1))
+    assert stream.endswith(bytes(size) + END)
+    return Frame(stream[: -size - len(END)], size)
+
+
+def _columns(payload: bytes, header: Header, rows: int) -> tuple[Floats, Floats, Floats]:
+    if 4 * rows * (header.states + header.actions + 1) > len(payload):  # before room is made for it
+        raise PayloadError("arrow", f"{len(payload)} bytes, too few for {rows} rows")
+    frame = _frame(header.states, header.actions, rows)
+    place = HEAD.size + len(frame.before)
+    if len(payload) != place + frame.size + len(END):
+        raise PayloadError(
+            "arrow",
+            f"{len(payload)} bytes, expected {place + frame.size + len(END)} for {rows} rows of "
+            f"{header.states} states and {header.actions} actions",
+        )
+    if payload[HEAD.size : place] != frame.before or not payload.endswith(END):
+        raise PayloadError(
+            "arrow",
+            "its columns are others, or it was written by another version of Arrow than the "
+            "store's; use the same pyarrow for both",
+        )
+    found = []
+    for width in (header.states, header.actions, 1):
+        values = np.frombuffer(payload, np.float32, rows * width, place)
+        found.append(values.reshape(rows, width))
+        place += _padded(rows * width)
+    return found[0], found[1], found[2][:, 0]
+
+
+def _stream(states: Floats, actions: Floats, rewards: Floats) -> bytes:
+    schema = wire_schema(states.shape[1], actions.shape[1])
+    batch = pa.record_batch([vectors(states), vectors(actions), pa.array(rewards)], schema=schema)
+    stream = io.BytesIO()
+    with pa.ipc.new_stream(stream, schema) as writer:
+        writer.write_batch(batch)
+    return stream.getvalue()
+
+
+def _padded(values: int) -> int:
+    return -(-4 * values // 8) * 8

@@ -1,0 +1,113 @@
+"""The columns of a store. Every row is fixed-width, so a column is one block of memory. S, A sizes.
+
+A segment is two Arrow IPC files with one record batch each: its steps, a row a step, and its
+episodes, a row an episode. Episodes never span segments. The state in which an episode ended
+stands in its own row of `episodes`: no step was taken from it.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from m3pc.core.returns import steps_within
+from m3pc.types import AppendKey, Episode
+
+FORMAT = 2  # of stores that are written now
+READABLE = (1, 2)  # in 1 an episode has no last version, condition and utility
+
+
+def steps_schema(states: int, actions: int) -> pa.Schema:
+    return _required(
+        states=pa.list_(pa.float32(), states),
+        actions=pa.list_(pa.float32(), actions),
+        rewards=pa.float32(),
+        episode=pa.int64(),  # joins with the episodes file
+        step=pa.int32(),  # since the episode's reset
+    )
+
+
+def episodes_schema(states: int, store_format: int = FORMAT) -> pa.Schema:
+    tags = {"last_version": pa.int64(), "condition": pa.float64(), "utility": pa.float64()}
+    return _required(
+        episode=pa.int64(),  # number in the store
+        first=pa.int64(),  # its first row in the steps file beside
+        length=pa.int32(),
+        terminated=pa.bool_(),
+        truncated=pa.bool_(),
+        final_state=pa.list_(pa.float32(), states),
+        episode_return=pa.float64(),
+        seed=pa.int64(),
+        version=pa.int64(),
+        **(tags if store_format > 1 else {}),
+    )
+
+
+def live_episodes_schema(states: int, store_format: int = FORMAT) -> pa.Schema:
+    """The same with the key under which each was appended."""
+    keys = [pa.field(name, pa.int64(), nullable=False) for name in AppendKey._fields]
+    return pa.schema([*episodes_schema(states, store_format), *keys])
+
+
+def wire_schema(states: int, actions: int) -> pa.Schema:
+    """What an actor sends of an episode: see `replay/format/payload.py`."""
+    return _required(
+        states=pa.list_(pa.float32(), states),
+        actions=pa.list_(pa.float32(), actions),
+        rewards=pa.float32(),
+    )
+
+
+def steps_batch(
+    episodes: Sequence[Episode], first_number: int, schema: pa.Schema
+) -> pa.RecordBatch:
+    lengths = _lengths(episodes)
+    numbers = np.arange(first_number, first_number + len(episodes), dtype=np.int64)
+    columns = {
+        "states": vectors(np.concatenate([e.states[:-1] for e in episodes])),
+        "actions": vectors(np.concatenate([e.actions for e in episodes])),
+        "rewards": pa.array(np.concatenate([e.rewards for e in episodes])),
+        "episode": pa.array(np.repeat(numbers, lengths)),
+        "step": pa.array(steps_within(lengths).astype(np.int32)),
+    }
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def episodes_batch(
+    episodes: Sequence[Episode],
+    first_number: int,
+    schema: pa.Schema,
+    keys: Sequence[AppendKey] | None = None,
+) -> pa.RecordBatch:
+    lengths = _lengths(episodes)
+    columns = {
+        "episode": pa.array(np.arange(first_number, first_number + len(episodes))),
+        "first": pa.array(np.cumsum(lengths) - lengths),
+        "length": pa.array(lengths.astype(np.int32)),
+        "terminated": pa.array([e.terminated for e in episodes]),
+        "truncated": pa.array([e.truncated for e in episodes]),
+        "final_state": vectors(np.stack([e.states[-1] for e in episodes])),
+        "episode_return": pa.array([e.rewards.sum(dtype=np.float64) for e in episodes]),
+        "seed": pa.array([e.seed for e in episodes], pa.int64()),
+        "version": pa.array([e.version for e in episodes], pa.int64()),
+        "last_version": pa.array([e.last_version for e in episodes], pa.int64()),
+        "condition": pa.array([e.condition for e in episodes], pa.float64()),
+        "utility": pa.array([e.utility for e in episodes], pa.float64()),
+    }
+    if keys is not None:
+        by_name = zip(AppendKey._fields, zip(*keys, strict=True), strict=True)
+        columns |= {name: pa.array(values, pa.int64()) for name, values in by_name}
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def _required(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
+
+
+def vectors(values: np.ndarray) -> pa.Array:
+    flat = pa.array(np.ascontiguousarray(values, dtype=np.float32).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _lengths(episodes: Sequence[Episode]) -> np.ndarray:
+    return np.array([len(e) for e in episodes], dtype=np.int64)

@@ -1,0 +1,271 @@
+"""The mapped columns of one segment, checked. R rows of steps, E episodes, S state, A action."""
+
+import hashlib
+import io
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from m3pc.types import AppendKey, Episode, Floats, InputError, Integers
+from replay.format.arrow_file import is_packed
+from replay.format.fs import ASIDE, FS, write_file
+from replay.format.index import Listed, Listing
+from replay.format.manifest import FileEntry, Header, Withdraw
+from replay.format.schema import (
+    episodes_batch,
+    episodes_schema,
+    live_episodes_schema,
+    steps_batch,
+    steps_schema,
+)
+
+FOLDER = "segments"
+CURE = "restore it from a copy, or import the data again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class Segment:
+    """Arrays are read-only views of the file, or of memory where the episodes are in a log yet."""
+
+    states: Floats  # [R, S]
+    actions: Floats  # [R, A]
+    rewards: Floats  # [R]
+    lengths: Integers  # [E]
+    terminated: NDArray[np.bool_]  # [E]
+    truncated: NDArray[np.bool_]  # [E]
+    final_states: Floats  # [E, S]
+    episode_returns: NDArray[np.float64]  # [E]
+    seeds: Integers  # [E]
+    versions: Integers  # [E] of the policy at the first step
+    last_versions: Integers  # [E]
+    conditions: NDArray[np.float64]  # [E]
+    utilities: NDArray[np.float64]  # [E]
+    keys: Integers | None  # [E, 3] slot, incarnation, sequence; None where nobody sent them
+
+
+def in_memory(episodes: Sequence[Episode], keys: Sequence[AppendKey]) -> Segment:
+    """The same of episodes that are in no segment yet."""
+    return Segment(
+        states=np.concatenate([e.states[:-1] for e in episodes]),
+        actions=np.concatenate([e.actions for e in episodes]),
+        rewards=np.concatenate([e.rewards for e in episodes]),
+        lengths=np.array([len(e) for e in episodes], np.int64),
+        terminated=np.array([e.terminated for e in episodes]),
+        truncated=np.array([e.truncated for e in episodes]),
+        final_states=np.stack([e.states[-1] for e in episodes]),
+        episode_returns=np.array([e.rewards.sum(dtype=np.float64) for e in episodes]),
+        seeds=np.array([e.seed for e in episodes], np.int64),
+        versions=np.array([e.version for e in episodes], np.int64),
+        last_versions=np.array([e.last_version for e in episodes], np.int64),
+        conditions=np.array([e.condition for e in episodes], np.float64),
+        utilities=np.array([e.utility for e in episodes], np.float64),
+        keys=np.array(keys, np.int64),
+    )
+
+
+def joined(one: Segment, other: Segment) -> Segment:
+    """The episodes of both, copied."""
+    return Segment(
+        **{
+            name: np.concatenate([getattr(one, name), getattr(other, name)])
+            for name in Segment.__dataclass_fields__
+        }
+    )
+
+
+class Tables(NamedTuple):
+    """The columns as Arrow has them: what the two files hold, or will hold."""
+
+    steps: pa.RecordBatch
+    episodes: pa.RecordBatch
+
+
+def open_segment(fs: FS, folder: Path, listed: Listed, header: Header) -> Segment:
+    """Check every byte, then map. Damage of any kind is an InputError that names the file."""
+    return columns(open_tables(fs, folder, listed, header))
+
+
+def open_tables(fs: FS, folder: Path, listed: Listed, header: Header) -> Tables:
+    schema = live_episodes_schema if header.event == "live" else episodes_schema
+    steps = _map(fs, folder, listed.steps, steps_schema(header.states, header.actions))
+    episodes = _map(fs, folder, listed.episodes, schema(header.states, header.format))
+    lengths = episodes["length"].to_numpy().astype(np.int64)
+    first = episodes["first"].to_numpy()
+    if lengths.min() < 1 or not np.array_equal(first, np.cumsum(lengths) - lengths):
+        raise InputError(
+            f"{folder / listed.episodes.name} lists episodes that overlap or leave gaps"
+        )
+    if lengths.sum() != steps.num_rows:
+        raise InputError(
+            f"{folder / listed.steps.name} has {steps.num_rows} steps, its episodes {lengths.sum()}"
+        )
+    return Tables(steps, episodes)
+
+
+def columns(tables: Tables) -> Segment:
+    """The same as arrays."""
+    steps, episodes = tables
+    names = [name for name in AppendKey._fields if name in episodes.schema.names]
+    return Segment(
+        states=_matrix(steps["states"]),
+        actions=_matrix(steps["actions"]),
+        rewards=steps["rewards"].to_numpy(),
+        lengths=episodes["length"].to_numpy().astype(np.int64),
+        terminated=episodes["terminated"].to_numpy(zero_copy_only=False),
+        truncated=episodes["truncated"].to_numpy(zero_copy_only=False),
+        final_states=_matrix(episodes["final_state"]),
+        episode_returns=episodes["episode_return"].to_numpy(),
+        seeds=episodes["seed"].to_numpy(),
+        versions=episodes["version"].to_numpy(),
+        last_versions=_tag(episodes, "last_version", np.int64(-1)),
+        conditions=_tag(episodes, "condition", np.float64(np.nan)),
+        utilities=_tag(episodes, "utility", np.float64(np.nan)),
+        keys=np.stack([episodes[name].to_numpy() for name in names], axis=1) if names else None,
+    )
+
+
+def episodes_of(segment: Segment) -> Iterator[Episode]:
+    first = np.cumsum(segment.lengths) - segment.lengths
+    for e, (row, length) in enumerate(zip(first, segment.lengths, strict=True)):
+        steps = slice(row, row + length)
+        yield Episode(
+            states=np.concatenate([segment.states[steps], segment.final_states[e : e + 1]]),
+            actions=segment.actions[steps],
+            rewards=segment.rewards[steps],
+            terminated=bool(segment.terminated[e]),
+            truncated=bool(segment.truncated[e]),
+            seed=int(segment.seeds[e]),
+            version=int(segment.versions[e]),
+            last_version=int(segment.last_versions[e]),
+            condition=float(segment.conditions[e]),
+            utility=float(segment.utilities[e]),
+        )
+
+
+def withdrawn(segment: Segment, events: Sequence[Withdraw]) -> NDArray[np.bool_]:
+    """Which of its episodes [E] were sent by producers that nobody believes."""
+    found = np.zeros(len(segment.lengths), np.bool_)
+    for event in events:
+        assert segment.keys is not None, "only a live store has producers"
+        slots, incarnations = segment.keys[:, 0], segment.keys[:, 1]
+        whole_slot = event.incarnation is None
+        found |= (slots == event.slot) & (whole_slot | (incarnations == event.incarnation))
+    return found
+
+
+def live_tables(kept: Sequence[tuple[AppendKey, Episode]], listing: Listing) -> Tables:
+    """What the next segment of a live store holds of these episodes."""
+    keys, episodes = zip(*kept, strict=True)
+    header, first = listing.header, listing.totals.episodes
+    return Tables(
+        steps_batch(episodes, first, steps_schema(header.states, header.actions)),
+        episodes_batch(episodes, first, live_episodes_schema(header.states, header.format), keys),
+    )
+
+
+def write_segment(
+    fs: FS,
+    path: Path,
+    number: int,
+    kept: Sequence[tuple[AppendKey, Episode]],
+    listing: Listing,
+) -> tuple[FileEntry, FileEntry]:
+    """The two files of segment `number` of the store at `path`: they and their names are on the
+    disk. What a former trial left is replaced."""
+    tables, folder = live_tables(kept, listing), path / FOLDER
+    files = [
+        _write(fs, folder / f"{number:06d}.{kind}.arrow", batch)
+        for kind, batch in tables._asdict().items()
+    ]
+    for entry in files:
+        fs.rename(folder / (entry.name + ASIDE), folder / entry.name)
+    fs.sync_folder(folder)
+    return files[0], files[1]
+
+
+def _write(fs: FS, path: Path, batch: pa.RecordBatch) -> FileEntry:
+    sink = Parts()
+    with pa.ipc.new_file(pa.PythonFile(sink, "w"), batch.schema) as writer:
+        writer.write_batch(batch)
+    write_file(fs, path.with_name(path.name + ASIDE), sink.parts)
+    digest = hashlib.sha256()
+    for part in sink.parts:
+        digest.update(part)
+    return FileEntry(
+        name=path.name, rows=batch.num_rows, bytes=sink.tell(), sha256=digest.hexdigest()
+    )
+
+
+class Parts(io.RawIOBase):
+    """A file in memory that is the columns themselves: a copy of them would double what a roll
+    needs and take as long as all the rest of it."""
+
+    def __init__(self) -> None:
+        self.parts: list[memoryview] = []
+        self._size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.parts.append(memoryview(content).cast("B"))
+        self._size += len(self.parts[-1])
+        return len(self.parts[-1])
+
+    def tell(self) -> int:
+        return self._size
+
+
+def check_bytes(fs: FS, folder: Path, entry: FileEntry) -> bytes | mmap.mmap:
+    """The content of a listed file, if it is what was sealed."""
+    path = folder / entry.name
+    try:
+        content = fs.map(path)
+    except OSError:
+        raise InputError(f"{path} is missing, but the manifest lists it; {CURE}") from None
+    if len(content) != entry.bytes or hashlib.sha256(content).hexdigest() != entry.sha256:
+        raise InputError(f"{path} was changed: it differs from the manifest's SHA-256; {CURE}")
+    return content
+
+
+def _map(fs: FS, folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.RecordBatch:
+    path, content = folder / entry.name, check_bytes(fs, folder, entry)
+    try:
+        with pa.ipc.open_file(pa.py_buffer(content)) as reader:
+            if reader.schema != schema or reader.num_record_batches != 1:
+                raise InputError(f"{path} has other columns than its store's format; {CURE}")
+            if is_packed(content):
+                raise InputError(f"{path} is compressed, which no store's columns are; {CURE}")
+            batch = reader.get_batch(0)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, struct.error) as error:
+        raise InputError(f"{path} is not readable as Arrow: {error}; {CURE}") from None
+    if any(map(_has_nulls, batch.columns)):
+        raise InputError(f"{path} has rows without a value; {CURE}")
+    if batch.num_rows != entry.rows:
+        raise InputError(f"{path} has {batch.num_rows} rows, the manifest says {entry.rows}")
+    return batch
+
+
+def _has_nulls(column: pa.Array) -> bool:
+    vectors = isinstance(column, pa.FixedSizeListArray)
+    return bool(column.null_count or (vectors and column.values.null_count))
+
+
+def _tag(episodes: pa.RecordBatch, name: str, absent: np.generic) -> NDArray[Any]:
+    """A column that stores of format 1 do not have."""
+    if name not in episodes.schema.names:
+        return np.full(episodes.num_rows, absent)
+    return np.asarray(episodes[name])
+
+
+def _matrix(column: pa.FixedSizeListArray) -> Floats:
+    flat: Floats = column.flatten().to_numpy()
+    return flat.reshape(len(column), -1)

@@ -1,0 +1,59 @@
+"""Which episodes a store takes, and under which keys."""
+
+import math
+
+import numpy as np
+
+from m3pc.types import AppendKey, Episode, Floats, InputError
+from replay.format.manifest import Header
+
+LARGEST_KEY = (2**31 - 1, 2**63 - 1, 2**63 - 2)
+ACTION_SLACK = 1e-4  # rounding that recorders were seen to leave beyond [-1, 1]
+
+
+def check(episode: Episode, header: Header, number: int) -> None:
+    """Refuse an episode that does not fit the store or would poison a learner."""
+    length = len(episode)
+    expected = {
+        "states": (length + 1, header.states),
+        "actions": (length, header.actions),
+        "rewards": (length,),
+    }
+    if length < 1:
+        raise InputError(f"episode {number} has no step; every episode needs one at least")
+    if length > header.horizon:
+        raise InputError(
+            f"episode {number} has {length} steps, more than the step limit {header.horizon}; "
+            "give the right one with --horizon"
+        )
+    for name, shape in expected.items():
+        values: Floats = getattr(episode, name)
+        if values.shape != shape or values.dtype != np.float32:
+            raise InputError(
+                f"episode {number}: {name} are {values.dtype} {list(values.shape)}, "
+                f"expected float32 {list(shape)}"
+            )
+        if not np.isfinite(values).all():
+            row = int(np.argwhere(~np.isfinite(values))[0][0])
+            raise InputError(
+                f"episode {number}: {name} hold NaN or Inf at step {row}; "
+                "every number must be finite, clean the source first"
+            )
+    for name in ("condition", "utility"):
+        if math.isinf(getattr(episode, name)):
+            raise InputError(
+                f"episode {number}: its {name} is infinite; expected a number, or NaN for none"
+            )
+    beyond = float(np.abs(episode.actions).max())
+    if beyond > 1 + ACTION_SLACK:
+        raise InputError(
+            f"episode {number}: an action reaches {beyond:.6g}, expected [-1, 1]; "
+            "rescale the actions to the bounds of their space"
+        )
+
+
+def possible(key: AppendKey) -> bool:
+    """Whether it fits the columns of a segment, with room for the number that follows."""
+    return all(
+        type(part) is int and 0 <= part <= most for part, most in zip(key, LARGEST_KEY, strict=True)
+    )

@@ -1,0 +1,63 @@
+"""How many updates of the model a run's episodes owe, in whole numbers: nothing is ever rounded.
+
+An episode of L steps owes updates_per_step * L + updates_per_episode. Where updates_per_step is the
+fraction a / D it inserts a * L + D * updates_per_episode units, and D units are one update.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from m3pc.config.schema import OnlineConfig
+from m3pc.types import InputError
+from replay.server.sample_ratio import FINEST, Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    updates_per_step: float
+    updates_per_episode: int
+    horizon: int  # steps of the longest episode
+    slack: int  # steps, in longest episodes, that collecting may run ahead, beyond need
+
+    def __post_init__(self) -> None:
+        if not self.units(self.horizon):
+            raise InputError(
+                f"{self.updates_per_step} updates per step and {self.updates_per_episode} per "
+                f"episode; give at least one of them above 0 (a millionth per step or more)"
+            )
+
+    def units(self, steps: int, episodes: int = 1) -> int:
+        """What so many steps in so many episodes insert."""
+        ratio = self._ratio
+        return steps * ratio.numerator + episodes * self.updates_per_episode * ratio.denominator
+
+    def limits(self) -> Limits:
+        """A sample is one update. Never are more done than are owed, so a run that has caught up
+        has done as many as in lock-step; only collecting may run ahead."""
+        longest, unit = self.units(self.horizon), Fraction(1, self._ratio.denominator)
+        owed = longest * unit
+        return Limits(
+            samples_per_insert=unit,
+            batch=1,
+            max_insert=longest,
+            min_size=0,
+            min_diff=Fraction(0),
+            max_diff=1 + owed + self.slack * owed / self.horizon,
+        )
+
+    def owed(self, steps: int, episodes: int) -> int:
+        """Updates, after so many steps in so many episodes."""
+        return self.units(steps, episodes) // self._ratio.denominator
+
+    @property
+    def _ratio(self) -> Fraction:
+        return Fraction(self.updates_per_step).limit_denominator(FINEST)
+
+
+def schedule_of(online: OnlineConfig, horizon: int) -> Schedule:
+    return Schedule(
+        updates_per_step=online.updates_per_step,
+        updates_per_episode=online.updates_per_episode,
+        horizon=horizon,
+        slack=online.slack,
+    )

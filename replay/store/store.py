@@ -1,0 +1,259 @@
+"""Episodes on disk: checked at every opening, read through the page cache.
+
+    STORE/MANIFEST                        what exists; nothing else counts
+    STORE/segments/000000.steps.arrow     a row a step
+    STORE/segments/000000.episodes.arrow  a row an episode
+    STORE/log/000001.log                  what came last, where the store is live
+    STORE/MARK                            how far that may be read
+    STORE/quarantine/                     damaged files, set aside
+
+R rows of steps, E episodes, S state, A action.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from m3pc.core.files import durable_file, sha256, staged_directory
+from m3pc.types import AppendKey, Episode, InputError, Integers
+from replay.format import manifest
+from replay.format.fs import FS, Disk
+from replay.format.index import Listed, Listing, Producer, add_up
+from replay.format.manifest import Close, FileEntry, Header, Seal
+from replay.format.schema import episodes_batch, episodes_schema, steps_batch, steps_schema
+from replay.format.segment import FOLDER, Segment, episodes_of, open_segment, withdrawn
+from replay.format.validation import check
+from replay.format.watermark import Mark
+from replay.store.tail import checked, read_mark, read_tail
+
+SEGMENT_BYTES = 1 << 30  # a segment is sealed when its episodes fill this much
+ATTEMPTS = 100  # to read a store while it changes
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """What a store holds at one moment, opened for reading; it may grow, this does not."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        fs: FS | None = None,
+        skip_damaged: bool = False,
+        before: "Store | None" = None,
+    ) -> None:
+        """Check every byte, then map. Damage of any kind is an InputError that names the file.
+
+        skip_damaged  go on without segments that changed; `damaged` names them
+        before        what was seen earlier and is not looked at again
+        """
+        self.path, self._fs, self._skip_damaged = Path(path), fs or Disk(), skip_damaged
+        self.segments: tuple[Segment, ...] = ()
+        self.damaged: dict[int, str] = dict(before.damaged) if before else {}
+        self._sealed: dict[int, Segment] = dict(before._sealed) if before else {}
+        for attempt in range(ATTEMPTS):
+            mark = read_mark(self._fs, self.path)  # first: it tells of what is read next
+            self._manifest = manifest.read(self._fs, self.path)
+            try:
+                self._look(mark, before)
+                break
+            except InputError:  # perhaps a writer was faster: then the manifest has grown
+                if manifest.read(self._fs, self.path) == self._manifest or attempt == ATTEMPTS - 1:
+                    raise
+        self.totals = Close(
+            segments=len(self.segments),
+            steps=int(self.lengths.sum()),
+            episodes=len(self.lengths),
+        )
+        if not self.damaged and self._listing.close not in (None, self.totals):
+            raise InputError(
+                f"{self.path} holds {tuple(self.totals.model_dump().values())[1:]} segments, "
+                f"steps, episodes; {self._listing.close}"
+            )
+
+    def later(self) -> "Store":
+        """The same store as it is now. Segments that are still there are the same objects."""
+        if self._listing.close is not None or self._is_newest():
+            return self
+        return Store(self.path, fs=self._fs, skip_damaged=self._skip_damaged, before=self)
+
+    def _is_newest(self) -> bool:
+        """Every change of a store changes its mark."""
+        mark = self._tail.mark if self._tail else None
+        seen = mark is not None and mark.manifest == len(self._manifest)
+        return seen and read_mark(self._fs, self.path) == mark
+
+    @property
+    def header(self) -> Header:
+        return self._listing.header
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the manifest, which holds the SHA-256 of every segment, and of what tells the
+        open log from all others: its salt and its length."""
+        digest = hashlib.sha256(self._manifest)
+        if self._tail is not None:
+            digest.update(self._tail.salt + self._tail.end.to_bytes(8, "little"))
+        return digest.hexdigest()
+
+    @property
+    def lengths(self) -> Integers:
+        return np.concatenate([np.empty(0, np.int64), *(s.lengths for s in self.segments)])
+
+    @property
+    def episode_returns(self) -> NDArray[np.float64]:
+        return np.concatenate([np.empty(0), *(s.episode_returns for s in self.segments)])
+
+    @property
+    def versions(self) -> Integers:
+        """[E] of the policies at the first steps."""
+        return np.concatenate([np.empty(0, np.int64), *(s.versions for s in self.segments)])
+
+    @property
+    def last_versions(self) -> Integers:
+        """[E] of the policies at the last steps."""
+        return np.concatenate([np.empty(0, np.int64), *(s.last_versions for s in self.segments)])
+
+    @property
+    def keys(self) -> list[AppendKey]:
+        """[E] under which they came; none in a finished data set."""
+        found = [s.keys for s in self.segments if s.keys is not None]
+        return [AppendKey(*row) for rows in found for row in rows.tolist()]
+
+    @property
+    def producers(self) -> Mapping[int, Producer]:
+        """Where each slot stands: what a coordinator that lost everything may not fall behind."""
+        return self._tail.producers if self._tail else {}
+
+    @property
+    def withdrawn(self) -> NDArray[np.bool_] | None:
+        """Which episodes [E] no learner may see any more; None: it may see all."""
+        if not self._listing.withdrawn:
+            return None
+        marks = [withdrawn(segment, self._listing.withdrawn) for segment in self.segments]
+        return np.concatenate([np.empty(0, np.bool_), *marks])
+
+    def episodes(self) -> Iterator[Episode]:
+        for segment in self.segments:
+            yield from episodes_of(segment)
+
+    def _look(self, mark: Mark | None, before: "Store | None") -> None:
+        if before is not None and self._manifest == before._manifest:
+            self._listing: Listing = before._listing  # long after many rolls: not parsed again
+        else:
+            parsed = checked(self._manifest, self.path, mark)
+            self._listing = add_up(parsed.events, self.path / manifest.NAME)
+        for listed in self._listing.segments:
+            if listed.number not in self._sealed.keys() | self.damaged.keys():
+                self._open(listed)
+        numbers = {listed.number for listed in self._listing.segments}
+        self._sealed = {n: s for n, s in self._sealed.items() if n in numbers}
+        self.damaged = {n: why for n, why in self.damaged.items() if n in numbers}
+        self._tail = None
+        if self._listing.close is None:
+            self._tail = read_tail(
+                self._fs, self.path, self._listing, before._tail if before else None
+            )
+        tail = self._tail.chunks if self._tail else ()
+        self.segments = (*self._sealed.values(), *tail)
+
+    def _open(self, listed: Listed) -> None:
+        try:
+            segment = open_segment(self._fs, self.path / FOLDER, listed, self.header)
+        except InputError as error:
+            # A writer that drops a segment says so first: then it is gone, not damaged.
+            if not self._skip_damaged or manifest.read(self._fs, self.path) != self._manifest:
+                raise
+            self.damaged[listed.number] = str(error)
+            log.warning("event=segment-damaged number=%d error=%s", listed.number, error)
+        else:
+            self._sealed[listed.number] = segment
+
+
+def read_producers(path: Path, fs: FS | None = None) -> Mapping[int, Producer]:
+    """Where each slot of a live store stands. Looks at no segment, so it is quick."""
+    fs, name = fs or Disk(), path / manifest.NAME
+    for _ in range(ATTEMPTS):
+        mark = read_mark(fs, path)
+        content = manifest.read(fs, path)
+        listing = add_up(checked(content, path, mark).events, name)
+        try:
+            return read_tail(fs, path, listing, None).producers
+        except InputError:
+            if manifest.read(fs, path) == content:
+                raise
+    raise InputError(f"{path} changes faster than it can be read; try again")
+
+
+class StoreWriter:
+    """Takes whole episodes, seals segments in an empty folder. `write_store` is the safe way in."""
+
+    def __init__(self, folder: Path, header: Header, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._folder, self.header, self._segment_bytes = folder, header, segment_bytes
+        self._schemas = (
+            steps_schema(header.states, header.actions),
+            episodes_schema(header.states),
+        )
+        self._open: list[Episode] = []
+        self._open_bytes = 0
+        self._seals: list[Seal] = []
+        self.steps = self.episodes = 0
+        (folder / "segments").mkdir()
+
+    def append(self, episode: Episode) -> None:
+        check(episode, self.header, number=self.episodes)
+        self._open.append(replace(episode, actions=np.clip(episode.actions, -1.0, 1.0)))
+        self.episodes += 1
+        self.steps += len(episode)
+        self._open_bytes += episode.states.nbytes + episode.actions.nbytes + episode.rewards.nbytes
+        if self._open_bytes >= self._segment_bytes:
+            self._seal()
+
+    def close(self) -> None:
+        if self._open:
+            self._seal()
+        if not self._seals:
+            raise InputError("there is no episode to store; give data with at least one step")
+        close = Close(segments=len(self._seals), steps=self.steps, episodes=self.episodes)
+        with durable_file(self._folder / manifest.NAME) as file:
+            file.write(manifest.encode([self.header, *self._seals, close]))
+
+    def _seal(self) -> None:
+        first_number = self.episodes - len(self._open)
+        steps, episodes = self._schemas
+        self._seals.append(
+            Seal(
+                steps=self._write("steps", steps_batch(self._open, first_number, steps)),
+                episodes=self._write(
+                    "episodes", episodes_batch(self._open, first_number, episodes)
+                ),
+            )
+        )
+        self._open, self._open_bytes = [], 0
+
+    def _write(self, kind: str, batch: pa.RecordBatch) -> FileEntry:
+        path = self._folder / "segments" / f"{len(self._seals):06d}.{kind}.arrow"
+        with durable_file(path) as file, pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
+        return FileEntry(
+            name=path.name, rows=batch.num_rows, bytes=path.stat().st_size, sha256=sha256(path)
+        )
+
+
+@contextmanager
+def write_store(
+    path: Path, header: Header, *, segment_bytes: int = SEGMENT_BYTES
+) -> Iterator[StoreWriter]:
+    """A writer whose store appears at `path` whole when the block ends, or not at all."""
+    with staged_directory(path) as stage:
+        writer = StoreWriter(stage, header, segment_bytes=segment_bytes)
+        yield writer
+        writer.close()

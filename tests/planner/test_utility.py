@@ -1,0 +1,115 @@
+"""What a plan is worth: numbers by hand, and a world whose best plan is known."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from planner.forward import Guide, Imagined, Question, utilities
+from planner.utility import lambda_return, weigh
+from tests.support.models.small_weights import HORIZON, tiny_config
+
+
+@pytest.mark.parametrize(
+    ("rewards", "values", "start", "expected"),
+    [
+        ([1, 1, 1, 1], [10, 10, 10, 10], 0, 11.05129144),
+        ([1, 1, 1, 1], [10, 10, 10, 10], 1, 10.94077853),
+        ([1, 2, 3, 4], [5, 1, 2, 8], 0, 6.144450272),
+        ([9], [4], 0, 4.0),
+    ],
+)
+def test_lambda_return_has_the_known_values(
+    rewards: list[float], values: list[float], start: int, expected: float
+) -> None:
+    found = lambda_return(
+        torch.tensor(rewards, dtype=torch.float64),
+        torch.tensor(values, dtype=torch.float64),
+        discount=0.99,
+        lam=0.6,
+        start=start,
+    )
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_last_reward_is_not_used() -> None:
+    rewards, values = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[4.0, 5.0, 6.0]])
+    changed = rewards + torch.tensor([0, 0, 100.0])
+    one, other = (lambda_return(x, values, discount=0.9, lam=0.5) for x in (rewards, changed))
+    assert one.item() == other.item()
+
+
+def test_weights_are_a_softmax_on_one_scale() -> None:
+    utilities_ = torch.tensor([[0.0, 1.0, 2.0], [0.0, 100.0, 200.0]])
+    raw = weigh(utilities_, inverse_temperature=1.0, standardised=False)
+    assert raw.weights[0].tolist() == pytest.approx([0.09003, 0.24473, 0.66524], abs=1e-5)
+    assert raw.weights[1].tolist() == pytest.approx([0, 0, 1], abs=1e-9)
+    scaled = weigh(utilities_, inverse_temperature=1.0, standardised=True)
+    assert scaled.weights[0].tolist() == pytest.approx(scaled.weights[1].tolist(), abs=1e-6)
+    assert scaled.spread.tolist() == pytest.approx([0.81650, 81.650], rel=1e-4)
+    same = weigh(torch.full((1, 4), 3.0), inverse_temperature=5.0, standardised=True)
+    assert same.effective.item() == pytest.approx(4)
+
+
+# A world with a known best plan: to push costs 1 now and pays 3 two steps later.
+
+STEPS_LEFT = 4
+PUSHES = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * STEPS_LEFT)[None, :, :, None]
+
+
+def paid(plans: Tensor) -> Tensor:
+    """Reward of each step: [E, N, h]."""
+    pushed = plans[..., 0]
+    return 3 * torch.nn.functional.pad(pushed, (2, 0))[..., :STEPS_LEFT] - pushed
+
+
+def push_world(plans: Tensor) -> Imagined:
+    """What follows each plan, exactly. The state: how many pushes will still pay."""
+    pushed, rewards = plans[..., 0], paid(plans)
+    before = torch.nn.functional.pad(pushed, (2, 0))
+    states = torch.stack([before[..., 1:-1], before[..., :-2]], dim=-1)  # one step ago, two ago
+    left = STEPS_LEFT - torch.arange(STEPS_LEFT)
+    return Imagined(
+        states=states,
+        rewards=rewards[..., :-1],
+        returns=rewards.flip(-1).cumsum(-1).flip(-1) / left,
+    )
+
+
+def push_quality(states: Tensor, actions: Tensor) -> Tensor:
+    """What is paid now and what earlier pushes will still bring; nothing of this push's own pay:
+    a critic that is short-sighted, so that only imagined rewards show what a push is good for."""
+    return 3 * states[:, 1] + 3 * 0.9 * states[:, 0] - actions[:, 0]
+
+
+def best_push(guide: Guide, **changes: object) -> list[float]:
+    config = tiny_config("small", **{"planner__discount": 0.9} | changes)
+    asked = Question(
+        states=torch.zeros(1, 8, 2),
+        actions=torch.zeros(1, 8, 1),
+        now=4,
+        steps=torch.tensor([HORIZON - STEPS_LEFT]),
+        horizon=HORIZON,
+    )
+    imagined = push_world(PUSHES)
+    if guide == "q0":
+        assert imagined.states is not None
+        imagined = Imagined(states=imagined.states[:, :, :1])
+    worth = utilities(imagined, PUSHES, asked, config, guide, push_quality)
+    found: list[float] = PUSHES[0, worth[0].argmax(), :, 0].tolist()
+    return found
+
+
+def test_in_a_known_world_the_best_plan_gets_the_best_utility() -> None:
+    """Pushes at steps 0 and 1 pay at 2 and 3, which is where m's returns end; the critic at the
+    last step also knows that a push at 2 will pay, as the episode goes on for it."""
+    assert best_push("m") == [1, 1, 0, 0]
+    assert best_push("m", planner__lam=1.0) == [1, 1, 0, 0]
+    assert best_push("q", planner__lam=1.0) == [1, 1, 1, 0]
+
+
+def test_in_a_known_world_shorter_sight_finds_another_plan() -> None:
+    """Without imagined rewards no push pays; with a discount g, one does if 3 g^2 > 1."""
+    assert best_push("q", planner__lam=0.0)[0] == 0
+    assert best_push("q0")[0] == 0
+    assert best_push("q", planner__lam=1.0, planner__discount=0.59) == [1, 1, 1, 0]
+    assert best_push("q", planner__lam=1.0, planner__discount=0.56) == [0, 0, 1, 0]

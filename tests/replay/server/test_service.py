@@ -1,0 +1,426 @@
+"""The store as it is served: every episode counts once, and both sides keep the ratio."""
+
+import errno
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from m3pc.config.schema import FleetConfig, OnlineConfig
+from m3pc.telemetry.catalogue import (
+    APPEND_SECONDS,
+    APPENDS,
+    DISK_FREE,
+    INSERTED,
+    LIMITER_ERROR,
+    REPLAY_BYTES,
+    REPLAY_STEPS,
+    WRITER_BLOCKED,
+)
+from m3pc.telemetry.recorder import value
+from m3pc.types import Ack, AppendKey, FencedError, Status
+from replay.format.payload import encode
+from replay.server.service import StoreService, options_of
+from replay.store.store import Store
+from replay.writing.group_commit import Appender
+from replay.writing.manifest_writer import BrokenStoreError
+from replay.writing.writer import Options, Writer
+from tests.support.episodes.episodes import header, numbered
+from tests.support.faults.live_writer import ROOMY
+from tests.support.faults.sim_fs import Loss, SimFS
+
+HORIZON = 40
+HEADER = header(horizon=HORIZON)
+ONLINE = OnlineConfig(updates_per_step=0.2, updates_per_episode=0, slack=20)
+FLEET = FleetConfig()
+SOON = 30.0  # seconds: only a failure waits so long
+ROOT = Path("/disk")
+
+
+def service(path: Path, online: OnlineConfig = ONLINE, **more: Any) -> StoreService:
+    plain: dict[str, Any] = {"options": ROOMY, "wait": 0.0}
+    return StoreService(path, HEADER, online, FLEET, **(plain | more))
+
+
+def payload(number: int, length: int = 10) -> bytes:
+    return encode(numbered(number, length, terminated=number % 3 == 0))
+
+
+def fill(some: StoreService, count: int) -> list[Ack]:
+    """Episodes of ten steps."""
+    return [some.append(AppendKey(0, 0, number), payload(number)) for number in range(count)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+# Counting
+
+
+def test_a_duplicate_a_gap_and_rubbish_are_not_counted(path: Path) -> None:
+    with service(path) as some:
+        keys = [AppendKey(0, 0, sequence) for sequence in (0, 0, 2, 1, 0)]
+        found = [some.append(key, payload(key.sequence)).status for key in keys]
+        rubbish = some.append(AppendKey(1, 0, 0), b"rubbish" * 20)
+        assert (*found, rubbish.status) == (
+            Status.DURABLE,
+            Status.DUPLICATE,
+            Status.GAP,
+            Status.DURABLE,
+            Status.DUPLICATE,
+            Status.REJECTED,
+        )
+        assert some.gate.limiter.inserts == 20
+        assert (some.totals().episodes, some.totals().steps) == (2, 20)
+
+
+def test_the_same_episode_twice_at_once_is_counted_once(path: Path) -> None:
+    with service(path, ONLINE.model_copy(update={"slack": 1000})) as some:
+        release = threading.Event()
+        with ThreadPoolExecutor(5) as threads:
+            held = threads.submit(some._appender.call, lambda _: wait_for(release))
+            key, content = AppendKey(0, 0, 0), payload(0)
+            calls = [threads.submit(some.append, key, content) for _ in range(4)]
+            until(lambda: some.gate._reserved == 40)
+            release.set()
+            statuses = [call.result(SOON).status for call in calls]
+            held.result(SOON)
+        assert sorted(statuses) == [*[Status.DUPLICATE] * 3, Status.DURABLE]
+        assert (some.gate.limiter.inserts, some.gate._reserved) == (10, 0)
+
+
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(SOON)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_what_retention_drops_and_an_operator_withdraws_still_counts(path: Path) -> None:
+    online = ONLINE.model_copy(update={"slack": 1000})
+    options = replace(ROOMY, segment_bytes=2000, keep_episodes=3)
+    with service(path, online, options=options) as some:
+        assert {ack.status for ack in fill(some, 20)} == {Status.DURABLE}
+        some._appender.call(lambda writer: writer.withdraw(0))
+        before = some.totals()
+        assert (before.episodes, before.steps) == (20, 200)
+        assert (before.terminated, before.truncated, before.aborted) == (7, 13, 0)
+        assert 30 <= before.held_steps < 200
+        assert some.report()["m3pc_replay_transitions"][""] == [before.held_steps]
+    with service(path, online, options=options) as again:
+        assert again.gate.limiter.inserts == 200
+        after = again.totals()
+        assert (after.episodes, after.steps, after.terminated) == (20, 200, 7)
+        assert after.held_steps == before.held_steps == Store(path).totals.steps
+
+
+class Model:
+    """What a store must hold, in plain words; and the store beside it, on a disk in memory."""
+
+    OPTIONS = replace(ROOMY, segment_bytes=3000, keep_episodes=4)
+
+    def __init__(self, online: OnlineConfig) -> None:
+        self.fs, self.online = SimFS(ROOT), online
+        self.lengths: dict[AppendKey, int] = {}
+        self.done = self.epoch = 0
+        self.store = self.open()
+
+    def open(self) -> StoreService:
+        return service(ROOT / "store", self.online, fs=self.fs, options=self.OPTIONS)
+
+    def next(self, slot: int) -> AppendKey:
+        return AppendKey(slot, 0, sum(key.slot == slot for key in self.lengths))
+
+    def append(self, slot: int, length: int, ahead: int = 0) -> None:
+        """`ahead`: 0 is the next, below it was sent before, above it leaves a gap."""
+        first = self.next(slot)
+        key = AppendKey(slot, 0, max(first.sequence + ahead, 0))
+        status = self.store.append(key, payload(key.sequence, length)).status
+        if key.sequence < first.sequence:
+            assert status is Status.DUPLICATE
+        elif key.sequence > first.sequence:
+            assert status is Status.GAP
+        else:
+            assert status in (Status.DURABLE, Status.RETRY_LATER)
+            if status is Status.DURABLE:
+                self.lengths[key] = length
+                assert self.store.gate.limiter.error <= self.store.gate.limiter.limits.max_diff
+
+    def append_late(self, slot: int, length: int, *, crash: bool) -> None:
+        """Nobody is told in time: then it is stored after all, or the power fails before."""
+        key = self.next(slot)
+        before = self.store
+        deadline, appender = before._appender._deadline, before._appender
+
+        def held(_: Writer) -> None:
+            appender._deadline = 0.001
+            assert before.append(key, payload(key.sequence, length)).status is Status.RETRY_LATER
+            appender._deadline = deadline
+            if crash:
+                self.fs = self.fs.after(Loss(random.Random(0)))
+
+        appender.call(held)
+        reserved = before.gate._reserved > 0 or before._writer.totals.episodes > len(self.lengths)
+        until(lambda: before.gate._reserved == 0)
+        if crash:
+            before.close()
+            self.store = self.open()
+        elif reserved:
+            self.lengths[key] = length
+
+    def update(self, more: int) -> None:
+        allowed = self.store.may_update(self.epoch, self.done, self.done + more, 0)
+        assert self.store.may_update(self.epoch, self.done, self.done + more, 0) == allowed
+        assert allowed <= self.done + more
+        limiter = self.store.gate.limiter
+        assert limiter.error >= limiter.limits.min_diff
+        self.done = max(self.done, allowed)
+
+    def restart_learner(self, lost: int) -> None:
+        self.epoch, self.done = self.epoch + 1, max(self.done - lost, 0)
+        assert self.store.may_update(self.epoch, self.done, self.done, 0) == self.done
+        assert self.store.gate.limiter.samples == self.done
+
+    def crash(self) -> None:
+        old, self.fs = self.store, self.fs.after(Loss(random.Random(len(self.lengths))))
+        old.close()
+        self.store = self.open()
+
+    def check(self) -> None:
+        steps, episodes = sum(self.lengths.values()), len(self.lengths)
+        per_step, per_episode = self.online.updates_per_step, self.online.updates_per_episode
+        limits = self.store.gate.limiter.limits
+        owed = self.store.gate.limiter.inserts * limits.samples_per_insert
+        assert float(owed) == pytest.approx(steps * per_step + episodes * per_episode)
+        totals = self.store.totals()
+        assert (totals.episodes, totals.steps) == (episodes, steps)
+
+
+slots, lengths = st.integers(0, 2), st.integers(1, HORIZON)
+CHANGES = st.one_of(
+    st.tuples(st.just("append"), slots, lengths),
+    st.tuples(st.just("append"), slots, lengths, st.integers(-2, 2)),
+    st.tuples(st.just("late"), slots, lengths),
+    st.tuples(st.just("late and crash"), slots, lengths),
+    st.tuples(st.just("update"), st.integers(0, 20)),
+    st.tuples(st.just("restart_learner"), st.integers(0, 10)),
+    st.tuples(st.just("crash")),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([(0.2, 0), (0.5, 3), (0.0, 7)]), st.lists(CHANGES, max_size=30))
+def test_inserts_are_what_the_store_holds_whatever_happens(
+    rates: tuple[float, int], changes: list[tuple[Any, ...]]
+) -> None:
+    per_step, per_episode = rates
+    model = Model(
+        OnlineConfig(updates_per_step=per_step, updates_per_episode=per_episode, slack=30)
+    )
+    for name, *values in changes:
+        if name.startswith("late"):
+            model.append_late(*values, crash=name.endswith("crash"))
+        else:
+            getattr(model, name)(*values)
+        model.check()
+    model.store.close()
+
+
+# Waiting
+
+
+def test_producers_wait_for_a_learner_that_stops_and_go_on_with_it(path: Path) -> None:
+    with service(path) as some:
+        statuses = [ack.status for ack in fill(some, 5)]
+        assert statuses == [*[Status.DURABLE] * 3, Status.RETRY_LATER, Status.GAP]
+        key = AppendKey(0, 0, 3)
+        assert some.append(key, payload(3)).status is Status.RETRY_LATER
+        assert some.totals().episodes == 3
+        assert (
+            some.may_update(1, 0, 1, 0) == 1
+        )  # six are owed; at five there is room for the longest
+        assert some.append(key, payload(3)).status is Status.DURABLE
+        key = AppendKey(0, 0, 4)
+        for updates in (2, 3):  # the two that ten steps owe
+            assert some.append(key, payload(4)).status is Status.RETRY_LATER
+            assert some.may_update(1, updates - 1, updates, 0) == updates
+        assert some.append(key, payload(4)).status is Status.DURABLE
+
+
+def test_a_store_that_is_closed_twice_was_closed_in_order(path: Path) -> None:
+    some = service(path)
+    fill(some, 2)
+    some.close()
+    some.close()
+    with service(path) as again:
+        assert again.totals().episodes == 2
+
+
+def test_a_learner_never_does_more_than_is_owed(path: Path) -> None:
+    with service(path) as some:
+        assert some.may_update(1, 0, 5, 0) == 0
+        fill(some, 1)
+        assert some.may_update(1, 0, 5, 0) == 2
+        assert some.may_update(1, 0, 5, 0) == 2
+
+
+def test_a_store_that_comes_back_grants_what_is_owed_also_to_a_learner_that_may_go_on_alone(
+    path: Path,
+) -> None:
+    online = OnlineConfig(
+        updates_per_step=0.2, updates_per_episode=0, slack=20, without_actors="continue_offline"
+    )
+    with service(path, online) as some:
+        assert some.may_update(1, 0, 16, 0) == 0
+        fill(some, 2)
+        assert some.may_update(1, 0, 16, 0) == 4
+    for epoch in (1, 1, 2):  # the same learner, and one that comes back with it
+        with service(path, online) as some:
+            assert [some.may_update(epoch, 4, 20, 0) for _ in range(2)] == [4, 4]
+
+
+def test_a_blocked_append_is_seen_and_then_released(path: Path) -> None:
+    with service(path, wait=SOON) as some, ThreadPoolExecutor(1) as thread:
+        fits = int(some.gate.limiter.limits.max_diff * 5 - HORIZON) // 10 + 1
+        assert {ack.status for ack in fill(some, fits)} == {Status.DURABLE}
+        blocked = thread.submit(some.append, AppendKey(1, 0, 0), payload(0))
+        until(lambda: some.gate.waiting == 1 or blocked.done())
+        assert value(some.report(), WRITER_BLOCKED) == 1
+        assert some.may_update(1, 0, 2) == 2
+        assert blocked.result(SOON).status is Status.DURABLE
+        assert value(some.report(), WRITER_BLOCKED) == 0
+
+
+def test_four_producers_and_a_learner_keep_the_ratio(path: Path) -> None:
+    """Every reply may be lost: whoever got none sends or asks again."""
+    online = OnlineConfig(updates_per_step=0.2, updates_per_episode=1, slack=50)
+    sent = {slot: [1 + (7 * slot + 13 * k) % HORIZON for k in range(30)] for slot in range(4)}
+    steps = sum(map(sum, sent.values()))
+    owed = (steps + 5 * 120) // 5
+    with service(path, online, wait=0.2) as some, ThreadPoolExecutor(5) as threads:
+
+        def produce(slot: int) -> None:
+            rng = random.Random(slot)
+            for k, length in enumerate(sent[slot]):
+                until_stored(some, AppendKey(slot, 0, k), payload(k, length), rng)
+
+        def learn() -> int:
+            done, limits = 0, some.gate.limiter.limits
+            while done < owed:
+                done = max(done, some.may_update(1, done, min(done + 7, owed)))
+                assert limits.min_diff <= some.gate.limiter.error <= limits.max_diff
+            return done
+
+        producers = [threads.submit(produce, slot) for slot in sent]
+        assert threads.submit(learn).result(2 * SOON) == owed
+        for producer in producers:
+            producer.result(SOON)
+        limiter, totals = some.gate.limiter, some.totals()
+    assert (totals.episodes, totals.steps) == (120, steps)
+    assert (limiter.inserts, limiter.samples) == (steps + 5 * 120, owed)
+    assert 0 <= limiter.error < 1
+    assert sorted(Store(path).keys) == [AppendKey(s, 0, k) for s in sent for k in range(30)]
+
+
+def until_stored(some: StoreService, key: AppendKey, content: bytes, rng: random.Random) -> None:
+    heard = False
+    end = time.monotonic() + SOON
+    while not heard:
+        assert time.monotonic() < end
+        status = some.append(key, content).status
+        assert status in (Status.DURABLE, Status.DUPLICATE, Status.RETRY_LATER)
+        heard = status is not Status.RETRY_LATER and rng.random() < 0.7
+
+
+def test_a_learner_of_an_older_epoch_is_refused(path: Path) -> None:
+    with service(path) as some:
+        fill(some, 1)
+        assert some.may_update(2, 0, 1) == 1
+        with pytest.raises(FencedError):
+            some.may_update(1, 0, 1)
+
+
+def test_more_slack_lets_a_waiting_append_in(path: Path) -> None:
+    with service(path) as some:
+        stored = [ack.status for ack in fill(some, 10)].count(Status.DURABLE)
+        some.set_slack(100)
+        assert some.append(AppendKey(0, 0, stored), payload(0)).status is Status.DURABLE
+
+
+# Being a part of a run
+
+
+def test_a_report_says_what_became_of_appends(path: Path) -> None:
+    with service(path) as some:
+        fill(some, 2)
+        some.append(AppendKey(0, 0, 0), payload(0))
+        found = some.report()
+        assert value(found, APPENDS, "durable") == 2
+        assert value(found, APPENDS, "duplicate") == 1
+        assert sum(found[APPEND_SECONDS.name][""][:-1]) == 3
+        assert value(found, INSERTED) == value(found, REPLAY_STEPS) == 20
+        assert value(found, REPLAY_BYTES) == (path / "log" / "000000.log").stat().st_size
+        assert value(found, LIMITER_ERROR) == 4.0
+        assert value(found, DISK_FREE) > 0
+        assert value(some.report(), INSERTED) == 20  # a total: asking again adds nothing
+    with service(path) as again:
+        found = again.report()
+        assert (value(found, INSERTED), value(found, REPLAY_STEPS)) == (0, 20)
+
+
+def test_a_broken_store_shows_in_every_call_and_its_successor_has_all() -> None:
+    fs = SimFS(ROOT)
+    some = service(ROOT / "store", fs=fs)
+    assert fill(some, 1)[0].status is Status.DURABLE
+    fs.fails_at = dict.fromkeys(range(fs.calls, fs.calls + 100), errno.EIO)
+    calls: list[Callable[[], object]] = [
+        lambda: some.append(AppendKey(0, 0, 1), payload(1)),
+        lambda: some.append(AppendKey(0, 0, 0), payload(0)),
+        lambda: some.may_update(1, 0, 1),
+        some.totals,
+        some.report,
+    ]
+    for call in calls:
+        with pytest.raises(BrokenStoreError):
+            call()
+    some.close()
+    fs.fails_at = {}
+    with service(ROOT / "store", fs=fs) as again:
+        assert again.append(AppendKey(0, 0, 0), payload(0)).status is Status.DUPLICATE
+        assert again.gate.limiter.inserts == 10 * again.totals().episodes
+
+
+def test_no_thread_is_left(path: Path) -> None:
+    before = threading.active_count()
+    with service(path):
+        assert threading.active_count() == before + 2
+    assert threading.active_count() == before
+
+
+def test_the_writer_is_opened_as_the_fleet_says() -> None:
+    fleet = FleetConfig(durability="os", keep_episodes=7)
+    assert options_of(fleet) == Options(
+        durability="os", segment_bytes=16 << 20, keep_episodes=7, keep_bytes=None
+    )
+    assert options_of(FleetConfig()).keep_episodes is None
+
+
+def test_waits_end_before_the_deadline_of_whoever_asks(path: Path) -> None:
+    fleet = FleetConfig(deadline=0.4)
+    with StoreService(path, HEADER, ONLINE, fleet, options=ROOMY) as some:
+        appender: Appender = some._appender
+        assert some._wait + appender._deadline < fleet.deadline

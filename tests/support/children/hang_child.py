@@ -1,0 +1,54 @@
+"""A rollout process of which one environment never comes back, at last when it is closed after
+the end. It ends itself.
+"""
+
+import logging
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+from actors.rollout_loop import Acting
+from actors.rollout_worker import Collector, Order
+from actors.watchdog import Watchdog
+from m3pc.coordinator import connect
+from replay.format.payload import encode
+from replay.writing.writer import Writer
+from tests.support.envs.faulty_env import FAULTY
+from tests.support.fakes.slow_planner import SlowPlanner
+from tests.support.faults.live_writer import HEADER, ROOMY
+
+TIMEOUT = 1.0  # seconds
+
+
+def main(folder: Path, hang: str) -> None:
+    logging.basicConfig(level=logging.INFO)
+    order = Order(
+        env_id=FAULTY,
+        seed=0,
+        acting=Acting(window=8, horizon=4),
+        planner=SlowPlanner(),
+        sink=Writer(folder / "store", HEADER, ROOMY),
+        encode=encode,
+        connect=partial(
+            connect, folder / "coordinator.sqlite", run="hang", generations=folder / "generations"
+        ),
+        env_kwargs={
+            "hang": "close" if hang == "end" else hang,
+            "at": -1 if hang == "end" else 3,
+            "only_env": 0,
+        },
+        envs=4,
+        step_timeout=TIMEOUT,
+    )
+    collector = Collector(0, watches=partial(Watchdog, grace=1.0))
+    collector.start(order)
+    if hang == "end":
+        while not collector.report().finished:
+            time.sleep(0.01)
+        logging.info("event=drained left=%d", collector.drain(0.5))
+    time.sleep(60)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

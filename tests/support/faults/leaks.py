@@ -1,0 +1,137 @@
+"""Ways to hold on to what should go, each as a change of the code that runs.
+
+A soak that does not find them proves nothing about the code without them.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from m3pc.types import Ack
+from replay.format import manifest
+from replay.format.fs import Disk, DiskFile
+from replay.format.log import Entry
+from replay.format.manifest import Parsed
+from replay.format.watermark import Mark
+from replay.store.producers import Producers
+from replay.store.store import Store
+from replay.writing.writer import Request, Writer
+
+Patch = pytest.MonkeyPatch
+
+
+def entries_kept(patch: Patch) -> None:
+    advance = Producers.advance
+    kept: list[Entry] = []
+
+    def careless(self: Producers, entries: Sequence[Entry]) -> None:
+        kept.extend(entries)
+        advance(self, entries)
+
+    patch.setattr(Producers, "advance", careless)
+
+
+def bytes_kept(patch: Patch) -> None:
+    """Half of every transition."""
+    commit = Writer.commit
+    kept: list[bytes] = []
+
+    def careless(self: Writer, requests: Sequence[Request]) -> list[Ack]:
+        sizes = [len(r.content) for r in requests if not isinstance(r.content, Exception)]
+        kept.append(b"x" * (8 * sum(sizes)))
+        return commit(self, requests)
+
+    patch.setattr(Writer, "commit", careless)
+
+
+def files_not_removed(patch: Patch) -> None:
+    patch.setattr(Disk, "unlink", lambda self, path: None)
+
+
+def files_not_closed(patch: Patch) -> None:
+    patch.setattr(DiskFile, "close", lambda self: None)
+
+
+def manifests_kept(patch: Patch) -> None:
+    """As the reader has parsed them."""
+    parse = manifest.parse
+    kept: list[Parsed] = []
+
+    def careless(content: bytes, path: Path) -> Parsed:
+        kept.append(parse(content, path))
+        return kept[-1]
+
+    patch.setattr(manifest, "parse", careless)
+
+
+def views_kept(patch: Patch) -> None:
+    later = Store.later
+    kept: list[Store] = []
+
+    def careless(self: Store) -> Store:
+        kept.append(self)
+        return later(self)
+
+    patch.setattr(Store, "later", careless)
+
+
+def dropped_segments_kept(patch: Patch) -> None:
+    """The reader never forgets what it has opened."""
+    look = Store._look
+
+    def careless(self: Store, mark: Mark | None, before: Store | None) -> None:
+        known = dict(self._sealed)
+        look(self, mark, before)
+        self._sealed = known | self._sealed
+
+    patch.setattr(Store, "_look", careless)
+
+
+def retention_forgotten(patch: Patch) -> None:
+    patch.setattr(Writer, "_retain", lambda self: None)
+
+
+def threads_left(patch: Patch) -> None:
+    roll, end = Writer._roll_once, threading.Event()
+
+    def careless(self: Writer) -> None:
+        threading.Thread(target=end.wait, args=(20,), daemon=True).start()
+        roll(self)
+
+    patch.setattr(Writer, "_roll_once", careless)
+
+
+def rubbish_remembered(patch: Patch) -> None:
+    """A line for every incarnation that ever sent some."""
+    advance = Producers.advance
+
+    def careless(self: Producers, entries: Sequence[Entry]) -> None:
+        advance(self, entries)
+        table: dict[Any, Any] = self._refused
+        for entry in entries:
+            if entry.episode is None:
+                table[entry.key[:2]] = (entry.key.incarnation, 1)
+
+    patch.setattr(Producers, "advance", careless)
+
+
+class Leak(NamedTuple):
+    put_in: Callable[[Patch], None]
+    shows_in: str  # what the soak says is wrong
+
+
+LEAKS = {
+    "entries kept": Leak(entries_kept, "episodes in memory"),
+    "eight bytes a transition kept": Leak(bytes_kept, "bytes a transition"),
+    "files not removed": Leak(files_not_removed, "files"),
+    "files not closed": Leak(files_not_closed, "descriptors"),
+    "manifests kept": Leak(manifests_kept, "bytes a transition"),
+    "views kept": Leak(views_kept, "segments in memory"),
+    "dropped segments kept": Leak(dropped_segments_kept, "descriptors, segments in memory"),
+    "retention forgotten": Leak(retention_forgotten, "bytes of segments"),
+    "threads left": Leak(threads_left, "threads"),
+    "rubbish remembered": Leak(rubbish_remembered, "suspects"),
+}

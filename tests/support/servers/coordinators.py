@@ -1,0 +1,98 @@
+"""Coordinators to test, in a file and in a Redis, where time passes when we say so."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from m3pc.coordinator import connect
+from m3pc.coordinator.coordinator import Keeper
+from m3pc.coordinator.sqlite import SqliteTable
+from m3pc.types import Coordinator, Floor, Pointer, Version
+from tests.support.servers.redis_server import RedisServer
+
+
+class Place(Protocol):
+    """Where clients of one run meet."""
+
+    address: str
+    generations: Path
+
+    def client(self, floor: Callable[[], Floor] = Floor, deadline: float = 5.0) -> Coordinator: ...
+    def wait(self, seconds: float) -> None: ...
+    def lose(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class InFile:
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "coordinator.sqlite"
+        self.address, self.generations = f"sqlite:{self.path}", folder / "generations"
+        self.now = 1_000  # milliseconds
+        self._clients: list[Coordinator] = []
+
+    def client(self, floor: Callable[[], Floor] = Floor, deadline: float = 5.0) -> Coordinator:
+        table = SqliteTable(self.path, clock=lambda: self.now)
+        self._clients.append(
+            Keeper(table, generations=self.generations, floor=floor, deadline=deadline)
+        )
+        return self._clients[-1]
+
+    def wait(self, seconds: float) -> None:
+        self.now += round(seconds * 1000)
+
+    def lose(self) -> None:
+        for path in self.path.parent.glob(f"{self.path.name}*"):
+            path.unlink()
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+class InRedis:
+    def __init__(self, folder: Path, server: RedisServer, run: str) -> None:
+        self.server, self.run = server, run
+        self.address, self.generations = server.url, folder / "generations"
+        self._clients: list[Coordinator] = []
+
+    def client(self, floor: Callable[[], Floor] = Floor, deadline: float = 5.0) -> Coordinator:
+        self._clients.append(
+            connect(
+                self.address,
+                run=self.run,
+                generations=self.generations,
+                floor=floor,
+                deadline=deadline,
+            )
+        )
+        return self._clients[-1]
+
+    @property
+    def prefix(self) -> str:
+        return f"m3pc:{{{self.run}}}"
+
+    def key(self, name: str) -> str:
+        return f"{self.prefix}:{name}"
+
+    def wait(self, seconds: float) -> None:
+        """Put the run's clock forward, as if the server's had been set back and corrected."""
+        with self.server.admin() as admin:
+            last, ahead = (int(part) for part in admin.get(self.key("clock")).split())
+            admin.set(self.key("clock"), f"{last} {ahead + round(seconds * 1000)}")
+
+    def lose(self) -> None:
+        with self.server.admin() as admin:
+            admin.flushall()
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def pointer(epoch: int, number: int, content: str = "a") -> Pointer:
+    return Pointer(
+        version=Version(epoch=epoch, number=number),
+        sha256=content.encode().hex().zfill(64),
+        size=10,
+        path=f"weights/{epoch}-{number}.safetensors",
+    )
