@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from actors.single_env import episode_streams
-from actors.vector_rollout import Fleet, Rollout, Start, Together
+from actors.vector_rollout import EpisodeStart, GymVectorAdapter, Rollout, VectorRollout
 from m3pc.core.history import Waypoints
-from m3pc.envs.registry import Vector, step_limit
+from m3pc.envs.registry import FloatVectorEnv, step_limit
 from m3pc.types import Decision, Planner
 
-OnStep = Callable[[Vector, Decision], None]  # before any environment that ended is reset
+OnStep = Callable[[FloatVectorEnv, Decision], None]  # before any environment that ended is reset
 
 
-def episode_start(seed: int, *numbers: int) -> Start:
+def episode_start(seed: int, *numbers: int) -> EpisodeStart:
     """From (run seed, episode) alone: the reset of `collect`, and a planning seed of its own."""
     reset_seed, _ = episode_streams(seed, *numbers)
     # `episode_streams` spawns the children 0 and 1 of this sequence.
@@ -22,9 +22,9 @@ def episode_start(seed: int, *numbers: int) -> Start:
 
 
 def rollouts(
-    envs: Vector,
+    envs: FloatVectorEnv,
     planner: Planner,
-    starts: Iterable[Start],
+    starts: Iterable[EpisodeStart],
     *,
     window: int,
     horizon: int,
@@ -39,7 +39,9 @@ def rollouts(
     not on the number of slots.
     """
     step_limit(envs)  # refuses environments whose episodes may never end
-    fleet = Fleet(Together(envs), window=window, horizon=horizon, waypoints=waypoints)
+    fleet = VectorRollout(
+        GymVectorAdapter(envs), window=window, horizon=horizon, waypoints=waypoints
+    )
     numbered = enumerate(starts)
     free = np.ones(envs.num_envs, np.bool_)
     while fleet.begin(free, numbered):

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 
-from actors.vector_rollout import Flags, Stepped
+from actors.vector_rollout import BoolArray, Stepped
 from m3pc.envs.registry import Env, step_limit
 from m3pc.telemetry.catalogue import ENV_FAULTS
 from m3pc.telemetry.recorder import Recorder
@@ -31,14 +31,14 @@ class BrokenEnvError(RuntimeError):
     """An environment that cannot be made, or that fails whenever it is made anew."""
 
 
-class Watch(Protocol):
+class StepWatchdog(Protocol):
     """Told when foreign code begins and ends, so that one that hangs is noticed."""
 
     def arm(self, slot: int) -> None: ...
     def disarm(self) -> None: ...
 
 
-class Unwatched:
+class NoStepWatchdog:
     def arm(self, slot: int) -> None: ...
     def disarm(self) -> None: ...
 
@@ -49,7 +49,7 @@ class _FaultError(Exception):
         self.reason: Fault = reason
 
 
-class Guarded:
+class FaultTolerantEnvs:
     """`Envs` made by `make`, stepped one after the other."""
 
     def __init__(
@@ -58,12 +58,12 @@ class Guarded:
         count: int,
         *,
         recorder: Recorder,
-        watch: Watch | None = None,
+        watch: StepWatchdog | None = None,
         first: int = 0,
     ) -> None:
         """`first`: number of the first environment in logs, where several vectors are watched."""
         self._make, self._recorder, self._first = make, recorder, first
-        self._watch: Watch = watch or Unwatched()
+        self._watch: StepWatchdog = watch or NoStepWatchdog()
         self._in_a_row = [0] * count
         self._envs: dict[int, Env] = {}  # by slot
         self.count = count
@@ -76,7 +76,7 @@ class Guarded:
             self.close()
             raise
 
-    def reset(self, seeds: Sequence[int | None], mask: Flags) -> tuple[Floats, Flags]:
+    def reset(self, seeds: Sequence[int | None], mask: BoolArray) -> tuple[Floats, BoolArray]:
         states = np.zeros((self.count, self.state_size), np.float32)
         faulty = np.zeros(self.count, np.bool_)
         for slot in np.flatnonzero(mask).tolist():

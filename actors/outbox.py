@@ -17,7 +17,7 @@ import numpy as np
 
 from m3pc.telemetry.catalogue import ACTOR_BLOCKED, UNACKED
 from m3pc.telemetry.recorder import Recorder
-from m3pc.types import Ack, AppendKey, EpisodeSink, Status
+from m3pc.types import Ack, AckStatus, AppendKey, EpisodeSink
 
 MOST_BYTES: Final = 16 << 20
 PAUSES: Final = (0.05, 5.0)  # seconds before a second trial: at first, at most
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class OnAck:
     """The store has this episode."""
 
     key: AppendKey
@@ -38,7 +38,7 @@ class Receipt:
 
 
 @dataclass(slots=True)
-class _Letter:
+class _OutboxEntry:
     sequence: int
     payload: bytes
     steps: int
@@ -57,7 +57,7 @@ class Outbox:
         recorder: Recorder,
         most: int = 32,
         most_bytes: int = MOST_BYTES,
-        on_ack: Callable[[Receipt], None] = lambda receipt: None,
+        on_ack: Callable[[OnAck], None] = lambda receipt: None,
         on_reject: Callable[[AppendKey, Ack], None] = lambda key, ack: None,
         rng: np.random.Generator | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -68,7 +68,7 @@ class Outbox:
         self._on_ack, self._on_reject = on_ack, on_reject
         self._most, self._most_bytes = most, most_bytes
         self._pauses, self._rng = pauses, rng or np.random.default_rng()
-        self._held: deque[_Letter] = deque()  # the first `_acked` of them are acknowledged
+        self._held: deque[_OutboxEntry] = deque()  # the first `_acked` of them are acknowledged
         self._acked = self._sequence = self._failures = 0
         self._change = threading.Condition()
         self._closed = self._hurry = False
@@ -96,7 +96,7 @@ class Outbox:
                 self._recorder.add(ACTOR_BLOCKED, self._clock() - begin, label="replay")
             if self.ended or not self._room(len(payload)):
                 return False
-            self._held.append(_Letter(self._sequence, payload, steps))
+            self._held.append(_OutboxEntry(self._sequence, payload, steps))
             self._sequence += 1
             self._changed()
         return True
@@ -127,7 +127,7 @@ class Outbox:
             self._waiting < self._most and waiting + size <= self._most_bytes
         )
 
-    def _unsent(self) -> list[_Letter]:
+    def _unsent(self) -> list[_OutboxEntry]:
         return [self._held[k] for k in range(self._acked, len(self._held))]
 
     def _work(self) -> None:
@@ -138,7 +138,7 @@ class Outbox:
             log.exception("event=outbox-failed")
             self._end(failure=f"{type(error).__name__}: {error}")
 
-    def _send(self, letter: _Letter) -> None:
+    def _send(self, letter: _OutboxEntry) -> None:
         key = AppendKey(self._slot, self._incarnation, letter.sequence)
         try:
             ack = self._sink.append(key, letter.payload)
@@ -147,32 +147,32 @@ class Outbox:
         else:
             self._answered(letter, key, ack)
 
-    def _next(self) -> _Letter | None:
+    def _next(self) -> _OutboxEntry | None:
         with self._change:
             self._change.wait_for(lambda: self.ended or self._waiting > 0)
             return None if self.ended else self._held[self._acked]
 
-    def _answered(self, letter: _Letter, key: AppendKey, ack: Ack) -> None:
-        if ack.status in (Status.DURABLE, Status.DUPLICATE):
+    def _answered(self, letter: _OutboxEntry, key: AppendKey, ack: Ack) -> None:
+        if ack.status in (AckStatus.DURABLE, AckStatus.DUPLICATE):
             self._tell(letter, key, ack)
             self._advance()
-        elif ack.status is Status.REJECTED:
+        elif ack.status is AckStatus.REJECTED:
             log.error("event=episode-rejected key=%s reason=%s", tuple(key), ack.reason)
             self._on_reject(key, ack)
             self._advance()
-        elif ack.status is Status.GAP:
+        elif ack.status is AckStatus.GAP:
             self._go_back(key, ack)
-        elif ack.status is Status.FENCED:
+        elif ack.status is AckStatus.FENCED:
             log.warning("event=outbox-fenced key=%s reason=%s", tuple(key), ack.reason)
             self._end(fenced=True)
         else:
             self._pause(ack.reason)
 
-    def _tell(self, letter: _Letter, key: AppendKey, ack: Ack) -> None:
+    def _tell(self, letter: _OutboxEntry, key: AppendKey, ack: Ack) -> None:
         if not letter.told:
             letter.told = True
             digest = hashlib.sha256(letter.payload).hexdigest()
-            self._on_ack(Receipt(key=key, ack=ack, steps=letter.steps, sha256=digest))
+            self._on_ack(OnAck(key=key, ack=ack, steps=letter.steps, sha256=digest))
 
     def _advance(self) -> None:
         with self._change:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import ray
 
-from actors.reports import Report
+from actors.reports import RolloutReport
 
 if TYPE_CHECKING:
-    from actors.rollout_worker import Collector, Order
+    from actors.rollout_worker import RolloutConfig, RolloutWorker
 
 DRAIN_SECONDS: Final = 5.0  # after SIGTERM
 UNSAVED: Final = 143  # exit code of a process that had to leave episodes behind
@@ -31,22 +31,22 @@ log = logging.getLogger(__name__)
 class RolloutActor:
     def __init__(self, slot: int) -> None:
         self._slot = slot
-        self._collector: Collector | None = None
+        self._collector: RolloutWorker | None = None
         os.environ.update(ONE_THREAD)
         logging.basicConfig(level=logging.INFO)
         # Ray runs constructors in the main thread, where alone a handler may be set.
         signal.signal(signal.SIGTERM, self._terminated)
 
-    def start(self, order: "Order") -> None:
-        from actors.rollout_worker import Collector
+    def start(self, order: "RolloutConfig") -> None:
+        from actors.rollout_worker import RolloutWorker
 
         if self._collector is None:
-            self._collector = Collector(self._slot)
+            self._collector = RolloutWorker(self._slot)
         self._collector.start(order)
 
-    def report(self, after: int = -1) -> Report:
+    def report(self, after: int = -1) -> RolloutReport:
         if self._collector is None:
-            return Report(state="idle", pid=os.getpid(), slot=self._slot)
+            return RolloutReport(state="idle", pid=os.getpid(), slot=self._slot)
         return self._collector.report(after)
 
     def drain(self, seconds: float) -> int:

@@ -9,15 +9,15 @@ from m3pc.telemetry.recorder import Snapshot
 if TYPE_CHECKING:
     from m3pc.types import Episode
 
-State = Literal["idle", "running", "draining", "ended", "failed"]
-Outcome = Literal["terminated", "truncated", "aborted"]
+RolloutState = Literal["idle", "running", "draining", "ended", "failed"]
+EpisodeOutcome = Literal["terminated", "truncated", "aborted"]
 
 
-class Finished(NamedTuple):
+class FinishedEpisode(NamedTuple):
     """An episode that ended. Numbers go up by 1, so whoever asks often enough misses none."""
 
     number: int  # of this incarnation, from 0
-    outcome: Outcome
+    outcome: EpisodeOutcome
     total: float  # of its rewards
     length: int
     version: int  # `Version.packed` at its first step
@@ -27,18 +27,18 @@ class Finished(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    state: State
+class RolloutReport:
+    state: RolloutState
     pid: int
     slot: int
     reason: str = ""  # why it ended or failed
     incarnation: int = -1  # -1 before it is registered
     unacked: int = 0  # episodes that the store has not acknowledged
     snapshot: Snapshot = field(default_factory=dict)
-    finished: tuple[Finished, ...] = ()
+    finished: tuple[FinishedEpisode, ...] = ()
 
 
-def outcome(episode: "Episode") -> Outcome:
+def outcome(episode: "Episode") -> EpisodeOutcome:
     if episode.terminated:
         return "terminated"
     return "truncated" if episode.truncated else "aborted"

@@ -14,20 +14,20 @@ from typing import Final
 import numpy as np
 
 from actors.outbox import Outbox
-from actors.reports import Finished, outcome
-from actors.vector_rollout import Envs, Flags, Fleet, Rollout, Start
+from actors.reports import FinishedEpisode, outcome
+from actors.vector_rollout import BoolArray, EpisodeStart, Rollout, VectorEnvs, VectorRollout
 from m3pc.config.schema import Mode
 from m3pc.core.rng import NOISE, counter_stream
 from m3pc.telemetry.catalogue import ACTOR_BLOCKED, ACTOR_STEPPING, ENV_STEPS, EPISODES
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import (
-    Ask,
-    Asks,
     Decision,
     Episode,
     Floats,
-    Pending,
+    PendingDecision,
+    PlannerEndpoint,
     PlannerGoneError,
+    PlanRequest,
     Version,
     Window,
 )
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acting:
+class ExplorationConfig:
     """How a worker acts."""
 
     window: int
@@ -54,10 +54,10 @@ class Acting:
     patience: float = 10.0  # seconds without an answer, after which it is asked anew
     pause_after: int = 5000  # updates behind the learner that stop acting by a policy
 
-    def ask(self, window: Window) -> Ask:
+    def ask(self, window: Window) -> PlanRequest:
         """With noise the policy's median, asked for the return that planning would ask for."""
         noisy = bool(self.noise)
-        return Ask(
+        return PlanRequest(
             window=window,
             mode="rcbc" if noisy else self.mode,
             ratio=self.ratio,
@@ -79,25 +79,25 @@ class Acting:
 
 
 @dataclass(slots=True)
-class _Half:
-    fleet: Fleet
-    free: Flags
+class _EnvBuffer:
+    fleet: VectorRollout
+    free: BoolArray
     window: Window | None = None
-    pending: Pending | None = None
+    pending: PendingDecision | None = None
 
 
-class Worker:
+class RolloutLoop:
     """One thread calls `run`; any other may call the rest."""
 
     def __init__(
         self,
-        halves: Sequence[Envs],
-        acting: Acting,
+        halves: Sequence[VectorEnvs],
+        acting: ExplorationConfig,
         *,
-        planner: Asks,
+        planner: PlannerEndpoint,
         outbox: Outbox,
         encode: Callable[[Episode], bytes],
-        starts: Iterator[Start],
+        starts: Iterator[EpisodeStart],
         recorder: Recorder,
         newest: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -107,8 +107,8 @@ class Worker:
         self._recorder, self._newest, self._clock = recorder, newest, clock
         self._numbered = enumerate(starts)
         self._halves = [
-            _Half(
-                Fleet(envs, window=acting.window, horizon=acting.horizon),
+            _EnvBuffer(
+                VectorRollout(envs, window=acting.window, horizon=acting.horizon),
                 np.ones(envs.count, np.bool_),
             )
             for envs in halves
@@ -116,7 +116,7 @@ class Worker:
         self._unsent: deque[tuple[bytes, int]] = deque()  # payload, steps
         self._stop, self._ended = threading.Event(), threading.Event()
         self._until: float | None = None  # when unsent episodes are given up, once stopped
-        self._finished: deque[Finished] = deque(maxlen=RECENT)
+        self._finished: deque[FinishedEpisode] = deque(maxlen=RECENT)
         self._steps = self._count = 0
 
     def run(self) -> None:
@@ -145,7 +145,7 @@ class Worker:
     def unacked(self) -> int:
         return self._outbox.unacked + len(self._unsent)
 
-    def finished(self, after: int = -1) -> list[Finished]:
+    def finished(self, after: int = -1) -> list[FinishedEpisode]:
         """Episodes that ended, with numbers above `after`."""
         return [found for found in tuple(self._finished) if found.number > after]
 
@@ -170,18 +170,18 @@ class Worker:
                     return
                 self._advance(half, decision)
 
-    def _open(self, half: _Half) -> None:
+    def _open(self, half: _EnvBuffer) -> None:
         """Begin episodes where none runs, and ask."""
         with self._timed_stepping():
             half.fleet.begin(half.free, self._numbered)
         half.window = half.fleet.question()
         self._ask(half)
 
-    def _ask(self, half: _Half) -> None:
+    def _ask(self, half: _EnvBuffer) -> None:
         assert half.window is not None
         half.pending = self._planner.ask(self._acting.ask(half.window))
 
-    def _advance(self, half: _Half, decision: Decision) -> None:
+    def _advance(self, half: _EnvBuffer, decision: Decision) -> None:
         assert half.window is not None
         with self._timed_stepping():
             stepped = half.fleet.step(self._acting.noisy(decision, half.window))
@@ -196,7 +196,7 @@ class Worker:
         if not self._over:
             self._open(half)
 
-    def _decision(self, half: _Half) -> Decision | None:
+    def _decision(self, half: _EnvBuffer) -> Decision | None:
         """None when it is time to end."""
         while not self._over:
             decision = self._answer(half)
@@ -207,7 +207,7 @@ class Worker:
             self._ask(half)
         return None
 
-    def _answer(self, half: _Half) -> Decision | None:
+    def _answer(self, half: _EnvBuffer) -> Decision | None:
         """None where there is no planner: it is asked anew, for as long as it takes."""
         assert half.pending is not None and half.window is not None
         try:
@@ -234,7 +234,7 @@ class Worker:
         self._unsent.append((self._encode(episode), len(episode)))
         self._recorder.add(EPISODES, label=outcome(episode))
         self._finished.append(
-            Finished(
+            FinishedEpisode(
                 number=self._count,
                 outcome=outcome(episode),
                 total=float(episode.rewards.sum(dtype=np.float64)),

@@ -12,19 +12,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from actors.ack_log import Receipts
+from actors.ack_log import AckLog
 from actors.episodes import episode_start
-from actors.fault_tolerant_envs import Guarded, Watch
+from actors.fault_tolerant_envs import FaultTolerantEnvs, StepWatchdog
 from actors.membership import Membership
 from actors.outbox import Outbox
-from actors.reports import Report, State
-from actors.rollout_loop import Acting, Worker
-from actors.vector_rollout import Start
-from actors.watchdog import Watchdog
+from actors.reports import RolloutReport, RolloutState
+from actors.rollout_loop import ExplorationConfig, RolloutLoop
+from actors.vector_rollout import EpisodeStart
+from actors.watchdog import ProcessWatchdog
 from m3pc.envs import make
 from m3pc.telemetry.catalogue import ENV_FAULTS
 from m3pc.telemetry.recorder import Recorder
-from m3pc.types import Asks, Coordinator, Episode, EpisodeSink
+from m3pc.types import Coordinator, Episode, EpisodeSink, PlannerEndpoint
 
 REGISTER_SECONDS: Final = 0.2  # between two looks at whether to go on, before registration
 
@@ -32,13 +32,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RolloutConfig:
     """What to collect, and by whose help. Small and picklable: it travels to another process."""
 
     env_id: str
     seed: int  # of the run
-    acting: Acting
-    planner: Asks
+    acting: ExplorationConfig
+    planner: PlannerEndpoint
     sink: EpisodeSink
     encode: Callable[[Episode], bytes]
     connect: Callable[[], Coordinator]
@@ -50,30 +50,30 @@ class Order:
     receipts: Path | None = None  # file for a line per acknowledged episode
 
 
-def starts(seed: int, slot: int, incarnation: int) -> Iterator[Start]:
+def starts(seed: int, slot: int, incarnation: int) -> Iterator[EpisodeStart]:
     """Of all episodes of one incarnation: no other, of this run or its evaluations, has them."""
     # Evaluations have (seed, number), which is the same as (seed, number, 0, 0): so never 0 here.
     return (episode_start(seed, slot, incarnation + 1, number) for number in count())
 
 
-class Watches(Protocol):
-    def __call__(self, timeout: float, save: Callable[[int, float], object]) -> Watchdog: ...
+class WatchdogFactory(Protocol):
+    def __call__(self, timeout: float, save: Callable[[int, float], object]) -> ProcessWatchdog: ...
 
 
-class Collector:
+class RolloutWorker:
     """What the process of one slot does. Each `start` is a new incarnation."""
 
     def __init__(
         self,
         slot: int,
         *,
-        watches: Watches = Watchdog,
+        watches: WatchdogFactory = ProcessWatchdog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slot, self._watches, self._clock = slot, watches, clock
         self._lock = threading.Lock()
         self._forget()
-        self._state: State = "idle"
+        self._state: RolloutState = "idle"
 
     def _forget(self) -> None:
         self._recorder = Recorder()
@@ -81,10 +81,10 @@ class Collector:
         self._thread: threading.Thread | None = None
         self._membership: Membership | None = None
         self._outbox: Outbox | None = None
-        self._worker: Worker | None = None
+        self._worker: RolloutLoop | None = None
         self._reason, self._left = "", 0.0
 
-    def start(self, order: Order) -> None:
+    def start(self, order: RolloutConfig) -> None:
         """Begin to collect, in a thread; while it runs already, nothing."""
         with self._lock:
             if self._state in ("running", "draining"):
@@ -96,10 +96,10 @@ class Collector:
             )
             self._thread.start()
 
-    def report(self, after: int = -1) -> Report:
+    def report(self, after: int = -1) -> RolloutReport:
         """With the finished episodes whose numbers are above `after`."""
         worker, membership = self._worker, self._membership
-        return Report(
+        return RolloutReport(
             state=self._state,
             reason=self._reason,
             pid=os.getpid(),
@@ -132,8 +132,8 @@ class Collector:
             if self._worker is not None:
                 self._worker.stop(seconds)
 
-    def _work(self, order: Order) -> None:
-        state: State = "ended"
+    def _work(self, order: RolloutConfig) -> None:
+        state: RolloutState = "ended"
         try:
             with ExitStack() as stack:
                 self._collect(order, stack)
@@ -149,7 +149,7 @@ class Collector:
             self._state = state
         log.info("event=collector-%s slot=%d reason=%s", state, self._slot, self._reason)
 
-    def _collect(self, order: Order, stack: ExitStack) -> None:
+    def _collect(self, order: RolloutConfig, stack: ExitStack) -> None:
         incarnation = self._register(order, stack)
         if incarnation is None:
             return
@@ -159,7 +159,7 @@ class Collector:
             stack.enter_context(closing(envs)) for envs in _halves(order, self._recorder, watchdog)
         ]
         self._outbox = stack.enter_context(closing(self._open_outbox(order, incarnation, stack)))
-        worker = Worker(
+        worker = RolloutLoop(
             halves,
             order.acting,
             planner=order.planner,
@@ -176,7 +176,7 @@ class Collector:
                 worker.stop(self._left)
         worker.run()
 
-    def _register(self, order: Order, stack: ExitStack) -> int | None:
+    def _register(self, order: RolloutConfig, stack: ExitStack) -> int | None:
         """For as long as it takes; None if told to stop before."""
         self._membership = membership = Membership(
             order.connect,
@@ -191,10 +191,10 @@ class Collector:
                 return None
         return membership.incarnation
 
-    def _open_outbox(self, order: Order, incarnation: int, stack: ExitStack) -> Outbox:
+    def _open_outbox(self, order: RolloutConfig, incarnation: int, stack: ExitStack) -> Outbox:
         options: dict[str, Any] = {}
         if order.receipts is not None:
-            options["on_ack"] = stack.enter_context(closing(Receipts(order.receipts)))
+            options["on_ack"] = stack.enter_context(closing(AckLog(order.receipts)))
         return Outbox(
             order.sink,
             self._slot,
@@ -210,10 +210,14 @@ class Collector:
             self._worker.save(seconds)
 
 
-def _halves(order: Order, recorder: Recorder, watch: Watch) -> Iterator[Guarded]:
+def _halves(
+    order: RolloutConfig, recorder: Recorder, watch: StepWatchdog
+) -> Iterator[FaultTolerantEnvs]:
     """One step while a planner thinks about the other; a single environment has no other."""
     first = (order.envs + 1) // 2
     for begin, end in ((0, first), (first, order.envs)):
         if end > begin:
             making = partial(make, order.env_id, **order.env_kwargs)
-            yield Guarded(making, end - begin, recorder=recorder, watch=watch, first=begin)
+            yield FaultTolerantEnvs(
+                making, end - begin, recorder=recorder, watch=watch, first=begin
+            )

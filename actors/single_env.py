@@ -9,18 +9,18 @@ import numpy as np
 from m3pc.types import Episode, Floats
 
 
-class Policy(Protocol):
+class ActionFn(Protocol):
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats: ...
 
 
-class Player(Policy, Protocol):
+class EpisodePolicy(ActionFn, Protocol):
     """A policy during one episode, which it may remember."""
 
     def stops(self) -> bool:
         """Whether it has played enough, though the environment would go on."""
 
 
-class Cast(Protocol):
+class EpisodeSchedule(Protocol):
     """Who plays episodes 0, 1, 2, ... of a collection."""
 
     @property
@@ -30,20 +30,20 @@ class Cast(Protocol):
     def start(self, number: int) -> int:
         """The number of the initial state; episodes with the same one begin alike."""
 
-    def player(self, number: int, rng: np.random.Generator) -> Player: ...
+    def player(self, number: int, rng: np.random.Generator) -> EpisodePolicy: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Solo:
+class SinglePolicy:
     """One policy plays all episodes, each from its own initial state to its end."""
 
-    policy: Policy
+    policy: ActionFn
     round: int = 1
 
     def start(self, number: int) -> int:
         return number
 
-    def player(self, number: int, rng: np.random.Generator) -> Player:
+    def player(self, number: int, rng: np.random.Generator) -> EpisodePolicy:
         return self
 
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
@@ -54,17 +54,17 @@ class Solo:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class RoundRobin:
     """Several policies that take turns, an episode each."""
 
-    policies: tuple[Policy, ...]
+    policies: tuple[ActionFn, ...]
     round: int = 1
 
     def start(self, number: int) -> int:
         return number
 
-    def player(self, number: int, rng: np.random.Generator) -> Player:
-        return Solo(self.policies[number % len(self.policies)])
+    def player(self, number: int, rng: np.random.Generator) -> EpisodePolicy:
+        return SinglePolicy(self.policies[number % len(self.policies)])
 
 
 def episode_streams(seed: int, *numbers: int) -> tuple[int, np.random.Generator]:
@@ -76,7 +76,12 @@ def episode_streams(seed: int, *numbers: int) -> tuple[int, np.random.Generator]
 
 
 def play(
-    env: gymnasium.Env[Floats, Floats], cast: Cast, *, seed: int, number: int, version: int = -1
+    env: gymnasium.Env[Floats, Floats],
+    cast: EpisodeSchedule,
+    *,
+    seed: int,
+    number: int,
+    version: int = -1,
 ) -> Episode:
     """Episode `number` of a collection: it depends on that and on the collection's seed only."""
     reset_seed, _ = episode_streams(seed, cast.start(number))
@@ -86,19 +91,19 @@ def play(
 
 def rollout(
     env: gymnasium.Env[Floats, Floats],
-    policy: Policy,
+    policy: ActionFn,
     *,
     seed: int,
     rng: np.random.Generator | None,
     version: int = -1,
 ) -> Episode:
     """One episode from reset to its end. The policy sees the float32 states that are stored."""
-    return _episode(env, Solo(policy), seed=seed, rng=rng, version=version)
+    return _episode(env, SinglePolicy(policy), seed=seed, rng=rng, version=version)
 
 
 def _episode(
     env: gymnasium.Env[Floats, Floats],
-    player: Player,
+    player: EpisodePolicy,
     *,
     seed: int,
     rng: np.random.Generator | None,

@@ -11,12 +11,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from m3pc.core.history import Histories, Waypoints
-from m3pc.envs.registry import Vector
+from m3pc.core.history import HistoryBuffer, Waypoints
+from m3pc.envs.registry import FloatVectorEnv
 from m3pc.types import Decision, Episode, Floats, Window
 
-Start = tuple[int, int]  # seeds of an episode: the environment's reset, the planning
-Flags = NDArray[np.bool_]
+EpisodeStart = tuple[int, int]  # seeds of an episode: the environment's reset, the planning
+BoolArray = NDArray[np.bool_]
 
 
 class Stepped(NamedTuple):
@@ -24,30 +24,30 @@ class Stepped(NamedTuple):
 
     states: Floats  # [E, S]
     rewards: NDArray[np.float64]  # [E]
-    terminated: Flags  # [E]
-    truncated: Flags  # [E]
-    faulty: Flags  # [E] neither terminated nor truncated
+    terminated: BoolArray  # [E]
+    truncated: BoolArray  # [E]
+    faulty: BoolArray  # [E] neither terminated nor truncated
 
     @property
-    def ended(self) -> Flags:
+    def ended(self) -> BoolArray:
         return self.terminated | self.truncated | self.faulty
 
 
-class Envs(Protocol):
+class VectorEnvs(Protocol):
     count: int
     state_size: int
     action_size: int
 
-    def reset(self, seeds: Sequence[int | None], mask: Flags) -> tuple[Floats, Flags]:
+    def reset(self, seeds: Sequence[int | None], mask: BoolArray) -> tuple[Floats, BoolArray]:
         """Those that the mask names: states [E, S], and which were faulty [E]."""
 
     def step(self, actions: Floats) -> Stepped: ...
 
 
-class Together:
+class GymVectorAdapter:
     """A vector of gymnasium as it is: a fault in one environment is an exception for all."""
 
-    def __init__(self, vector: Vector) -> None:
+    def __init__(self, vector: FloatVectorEnv) -> None:
         assert vector.single_observation_space.shape and vector.single_action_space.shape
         self._vector = vector
         self.count = vector.num_envs
@@ -55,7 +55,7 @@ class Together:
         self.action_size = vector.single_action_space.shape[0]
         self._none = np.zeros(self.count, np.bool_)
 
-    def reset(self, seeds: Sequence[int | None], mask: Flags) -> tuple[Floats, Flags]:
+    def reset(self, seeds: Sequence[int | None], mask: BoolArray) -> tuple[Floats, BoolArray]:
         """Always by mask: some environments tell options {} from None."""
         options = {"reset_mask": mask}
         states, _ = self._vector.reset(seed=list(seeds), options=options)  # type: ignore[arg-type]
@@ -123,15 +123,15 @@ class _Tape:
         )
 
 
-class Fleet:
+class VectorRollout:
     """The environments, and the episodes that run in some of the slots; the others idle."""
 
     def __init__(
-        self, envs: Envs, *, window: int, horizon: int, waypoints: Waypoints | None = None
+        self, envs: VectorEnvs, *, window: int, horizon: int, waypoints: Waypoints | None = None
     ) -> None:
         self._envs, self._waypoints = envs, waypoints
         self._tapes: dict[int, _Tape] = {}
-        self._histories = Histories(
+        self._histories = HistoryBuffer(
             envs.count,
             window=window,
             horizon=horizon,
@@ -139,7 +139,7 @@ class Fleet:
             action_size=envs.action_size,
         )
 
-    def begin(self, free: Flags, numbered: Iterator[tuple[int, Start]]) -> bool:
+    def begin(self, free: BoolArray, numbered: Iterator[tuple[int, EpisodeStart]]) -> bool:
         """Reset the free slots and give them the next episodes; False if no episode runs now.
 
         A slot that is faulty at once takes the episode after it, until the environments raise.

@@ -22,7 +22,7 @@ LONGEST_LOOK: Final = 1.0  # seconds between two looks
 log = logging.getLogger(__name__)
 
 
-class Watchdog:
+class ProcessWatchdog:
     """A Watch. Only calls between `arm` and `disarm` are timed: waiting for others is no hang."""
 
     def __init__(

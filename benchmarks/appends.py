@@ -12,9 +12,9 @@ from typing import Literal
 
 from benchmarks.traffic import HEADER, Audit, Parcel, Sent, audit
 from benchmarks.unprotected import unprotected
-from m3pc.types import Ack, AppendKey, Status
-from replay.writing.group_commit import Appender
-from replay.writing.writer import Options, Request, Writer
+from m3pc.types import Ack, AckStatus, AppendKey
+from replay.writing.group_commit import GroupCommitter
+from replay.writing.writer import AppendRequest, Writer, WriterOptions
 
 Mode = Literal["fsync", "os", "off"]  # off: without any protection
 MODES: tuple[Mode, ...] = ("fsync", "os", "off")
@@ -34,14 +34,14 @@ class Burst:
 class Counting(Writer):
     groups = 0
 
-    def commit(self, requests: Sequence[Request]) -> list[Ack]:
+    def commit(self, requests: Sequence[AppendRequest]) -> list[Ack]:
         self.groups += 1
         return super().commit(requests)
 
 
 def burst(path: Path, mode: Mode, producers: int, seconds: float, given: list[Parcel]) -> Burst:
     """A new store at `path`; every producer waits for each answer before it sends the next."""
-    options = Options(
+    options = WriterOptions(
         durability="fsync" if mode == "fsync" else "os",
         segment_bytes=SEGMENT_BYTES,
         no_space=0,
@@ -50,7 +50,7 @@ def burst(path: Path, mode: Mode, producers: int, seconds: float, given: list[Pa
     waits: list[list[float]] = [[] for _ in range(producers)]
     with (
         unprotected() if mode == "off" else nullcontext(),
-        Appender(writer := Counting(path, HEADER, options)) as appender,
+        GroupCommitter(writer := Counting(path, HEADER, options)) as appender,
         ThreadPoolExecutor(producers) as pool,
     ):
         start = threading.Barrier(producers)
@@ -61,7 +61,7 @@ def burst(path: Path, mode: Mode, producers: int, seconds: float, given: list[Pa
             while (begin := time.perf_counter()) < end:
                 parcel = given[(slot + sequence) % len(given)]
                 ack = appender.append(AppendKey(slot, 0, sequence), parcel.payload)
-                assert ack.status is Status.DURABLE, ack
+                assert ack.status is AckStatus.DURABLE, ack
                 waits[slot].append(time.perf_counter() - begin)
                 sequence, steps = sequence + 1, steps + parcel.steps
             return Sent(sequence, steps)
@@ -90,12 +90,12 @@ def _audit(path: Path, mode: Mode, sent: list[Sent]) -> Audit:
 
 def roll_seconds(path: Path, size: int, given: list[Parcel]) -> float:
     """How long appends wait while a log of `size` bytes becomes a segment."""
-    options = Options(durability="os", segment_bytes=2 * size, no_space=0, low_space=0)
+    options = WriterOptions(durability="os", segment_bytes=2 * size, no_space=0, low_space=0)
     with Writer(path, HEADER, options) as writer:
         sequence = written = 0
         while written < size:
             payload = given[sequence % len(given)].payload
-            assert writer.append(AppendKey(0, 0, sequence), payload).status is Status.DURABLE
+            assert writer.append(AppendKey(0, 0, sequence), payload).status is AckStatus.DURABLE
             sequence, written = sequence + 1, written + len(payload)
         begin = time.perf_counter()
         writer.roll()

@@ -18,7 +18,7 @@ from m3pc.config.presets import PRESETS
 from m3pc.model.btm import TrajectoryModel
 from m3pc.model.critic import Critic
 from m3pc.model.normalisation import Normaliser
-from planner.forward import Guide, Question, candidates, propose, score
+from planner.forward import Guidance, PlanningBatch, candidates, propose, score
 from planner.utility import weigh
 
 CONFIG = PRESETS["paper"]
@@ -26,7 +26,7 @@ LENGTH = CONFIG.model.window
 STATES, ACTIONS, NOW, STEP, HORIZON = 11, 3, 4, 100, 1000  # hopper, in the middle of an episode
 ASKED = 1.0  # the return that the policy is asked for
 LARGEST_ERROR = 1e-5
-GUIDES: tuple[Guide, ...] = ("m", "q")
+GUIDES: tuple[Guidance, ...] = ("m", "q")
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
 class World:
     """A random model and one question; the same noise for both planners."""
 
-    def __init__(self, guide: Guide) -> None:
+    def __init__(self, guide: Guidance) -> None:
         self.guide = guide
         self.model = TrajectoryModel(CONFIG.model, STATES, ACTIONS).eval()
         self.critic = Critic(CONFIG.critic, STATES, ACTIONS)
@@ -72,12 +72,12 @@ class World:
         self.noise = torch.randn(CONFIG.planner.candidates, LENGTH - NOW, ACTIONS)
 
     def ours(self) -> tuple[Tensor, Tensor]:
-        question = Question(
+        question = PlanningBatch(
             states=self.states[None],
             actions=self.actions[None],
             now=NOW,
             steps=torch.tensor([STEP]),
-            horizon=HORIZON,
+            max_episode_steps=HORIZON,
         )
         mu, log_sigma = propose(self.model, self.normaliser, question, torch.tensor([ASKED]))
         plans = candidates(mu, log_sigma, self.noise[None], 1.0)

@@ -22,13 +22,13 @@ from typing import Any
 from benchmarks.traffic import HEADER, HORIZON, Audit, Parcel, Sent, audit, parcels
 from benchmarks.unprotected import unprotected
 from m3pc.core.returns import ReturnRule
-from m3pc.types import AppendKey, Status
-from replay.sampling.mixture import Mixture, Source, fixed
-from replay.sampling.sampler import PieceColumns
+from m3pc.types import AckStatus, AppendKey
+from replay.sampling.mixture import Mixture, MixtureSource, fixed
+from replay.sampling.sampler import WindowBatchBuilder
 from replay.sampling.selectors import by_pieces
 from replay.store.store import Store
-from replay.writing.group_commit import Appender
-from replay.writing.writer import Options, Writer
+from replay.writing.group_commit import GroupCommitter
+from replay.writing.writer import Writer, WriterOptions
 
 LENGTH, BATCH, PRODUCERS = 8, 512, 8
 KEY = struct.Struct("<QQQ")
@@ -154,16 +154,16 @@ def _hear(connection: Connection) -> Any:
 
 
 def keep_store(path: Path, protected: bool, connections: list[Connection]) -> None:
-    options = Options(segment_bytes=SEGMENT_BYTES, low_space=0, no_space=0)
+    options = WriterOptions(segment_bytes=SEGMENT_BYTES, low_space=0, no_space=0)
     with (
         nullcontext() if protected else unprotected(),
-        Appender(Writer(path, HEADER, options)) as appender,
+        GroupCommitter(Writer(path, HEADER, options)) as appender,
         ThreadPoolExecutor(len(connections)) as pool,
     ):
         list(pool.map(lambda connection: _serve(appender, connection), connections))
 
 
-def _serve(appender: Appender, connection: Connection) -> None:
+def _serve(appender: GroupCommitter, connection: Connection) -> None:
     """One producer, until it hangs up."""
     while True:
         try:
@@ -228,7 +228,7 @@ class Producer:
         begin, sequence = time.perf_counter(), self.sent.episodes
         self._connection.send_bytes(KEY.pack(self._slot, 0, sequence) + parcel.payload)
         answer = self._connection.recv_bytes().decode()
-        assert answer == Status.DURABLE, answer
+        assert answer == AckStatus.DURABLE, answer
         self.sent = Sent(sequence + 1, self.sent.steps + parcel.steps)
         return time.perf_counter() - begin
 
@@ -238,8 +238,8 @@ class Producer:
 
 def mixture(store: Store) -> Mixture[Any]:
     """What the learner draws from: every piece of the store alike."""
-    source = Source(name="live", view=store, selection=by_pieces(LENGTH), share=fixed(1.0))
-    columns = PieceColumns(LENGTH, ReturnRule(horizon=HORIZON))
+    source = MixtureSource(name="live", view=store, selection=by_pieces(LENGTH), share=fixed(1.0))
+    columns = WindowBatchBuilder(LENGTH, ReturnRule(horizon=HORIZON))
     return Mixture([source], columns, batch=BATCH, seed=0)
 
 

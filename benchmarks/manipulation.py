@@ -81,9 +81,9 @@ def play(given: argparse.Namespace) -> None:
 
 
 def _played(job: Job) -> Found:
-    from m3pc.evaluation.evaluate import Order, matches
+    from m3pc.evaluation.evaluate import EvaluationRequest, matches
 
-    order = Order(
+    order = EvaluationRequest(
         path=Path(job.run),
         env_id=None,
         episodes=job.episodes,

@@ -178,11 +178,11 @@ def play(
 
 
 def _played(job: Job) -> Found:
-    from m3pc.evaluation.evaluate import Order, matches
+    from m3pc.evaluation.evaluate import EvaluationRequest, matches
     from m3pc.online.run_folder import open_run
 
     run = open_run(Path(job.run))
-    order = Order(
+    order = EvaluationRequest(
         path=run.offline if job.weights == "offline" else run.path,
         env_id=run.facts.env,
         episodes=job.episodes,

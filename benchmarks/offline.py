@@ -128,14 +128,14 @@ def _tuning(run: str, method: str, setting: Setting) -> Job:
 
 
 def _played(job: Job) -> Found:
-    from m3pc.evaluation.evaluate import Order, matches
+    from m3pc.evaluation.evaluate import EvaluationRequest, matches
 
     sets = []
     if job.spread is not None:
         sets.append(f"{job.guide}.spread={job.spread}")
     if job.temperature is not None:
         sets.append(f"{job.guide}.inverse_temperature={job.temperature}")
-    order = Order(
+    order = EvaluationRequest(
         path=Path(job.run),
         env_id=None,
         episodes=job.episodes,

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, cast
 import ray
 
 from actors.remote import RolloutActor
-from actors.reports import Report
-from actors.rollout_loop import Acting
-from actors.rollout_worker import Order
+from actors.reports import RolloutReport
+from actors.rollout_loop import ExplorationConfig
+from actors.rollout_worker import RolloutConfig
 from benchmarks.live_system import cpu_seconds
 from m3pc.config.overrides import replace
 from m3pc.config.schema import Config, Mode
-from m3pc.distributed.endpoints import NAMESPACE, Place
+from m3pc.distributed.endpoints import NAMESPACE, RunEndpoints
 from m3pc.model import checkpoint
 from m3pc.online.recovery import REPLAY
 from m3pc.telemetry.catalogue import (
@@ -31,7 +31,7 @@ from m3pc.telemetry.catalogue import (
     PLANNER_BUSY,
 )
 from m3pc.telemetry.recorder import Metric, Snapshot, merged, value
-from m3pc.types import Asks
+from m3pc.types import PlannerEndpoint
 from planner.server.client import PlannerClient
 from planner.server.remote import PlannerActor
 from planner.server.service import PlannerService
@@ -57,7 +57,7 @@ class Way:
     """Who is asked for actions, by the slot of the actor that asks."""
 
     planners: tuple[str, ...]  # whose work is counted
-    asks: Callable[[int], Asks]
+    asks: Callable[[int], PlannerEndpoint]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class System:
     """Its processes live in the Ray session of whoever makes it."""
 
     def __init__(self, folder: Path, source: Path) -> None:
-        self._place = Place(run=folder, id="bench", coordinator="")
+        self._place = RunEndpoints(run=folder, id="bench", coordinator="")
         self._source, self._config = source, checkpoint.read(source).weights.config
         config = replace(self._config, {"online.slack": NO_LIMIT, "fleet.durability": "os"})
         self._store = start_store(
@@ -149,13 +149,15 @@ class System:
             self._actors[kind, slot] = cast(Any, RolloutActor).options(num_cpus=0).remote(slot)
         return self._actors[kind, slot]
 
-    def _order(self, planner: Asks, mode: Mode, envs: int) -> Order:
+    def _order(self, planner: PlannerEndpoint, mode: Mode, envs: int) -> RolloutConfig:
         model, fleet = self._config.model, self._config.fleet
-        return Order(
+        return RolloutConfig(
             env_id=ENV,
             env_kwargs=ENV_KWARGS,
             seed=0,
-            acting=Acting(window=model.window, horizon=self._config.planner.horizon, mode=mode),
+            acting=ExplorationConfig(
+                window=model.window, horizon=self._config.planner.horizon, mode=mode
+            ),
             planner=planner,
             sink=StoreClient(self._place.name("store"), NAMESPACE, fleet.deadline),
             encode=encode,
@@ -166,7 +168,7 @@ class System:
     def _wait_until_all_step(self, handles: Sequence[Any]) -> None:
         end = time.monotonic() + PATIENCE
         while True:
-            reports: list[Report] = _all(handle.report.remote() for handle in handles)
+            reports: list[RolloutReport] = _all(handle.report.remote() for handle in handles)
             failed = [found.reason for found in reports if found.state == "failed"]
             assert not failed, failed
             if all(value(found.snapshot, ENV_STEPS) for found in reports):
@@ -175,7 +177,7 @@ class System:
             time.sleep(0.05)
 
     def _look(self, actors: Sequence[Any], planners: Sequence[str]) -> Look:
-        reports: list[Report] = _all(handle.report.remote() for handle in actors)
+        reports: list[RolloutReport] = _all(handle.report.remote() for handle in actors)
         served = _all(self._planners[name].report.remote() for name in planners)
         pids = [*(each.pid for each in reports), *(pid for _, _, pid, _ in served)]
         snapshots = [*(each.snapshot for each in reports), *(each[0] for each in served)]

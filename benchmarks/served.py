@@ -17,7 +17,7 @@ from m3pc.config.overrides import replace
 from m3pc.config.schema import Mode
 from m3pc.model import checkpoint
 from m3pc.model.weights import Weights
-from m3pc.types import Ask, Decision, Window
+from m3pc.types import Decision, PlanRequest, Window
 from planner.policy import Policy
 from planner.server.client import PlannerClient
 from planner.server.service import PlannerService
@@ -29,7 +29,7 @@ HEAD = (
     *("server / direct", "by CPU", "without Ray / direct", "by CPU"),
 )
 
-Submit = Callable[[Ask], Callable[[], object]]  # what waits for the answer
+Submit = Callable[[PlanRequest], Callable[[], object]]  # what waits for the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Load:
     """Requests of one mode that make up one batch."""
 
     mode: Mode
-    asks: tuple[Ask, ...]
+    asks: tuple[PlanRequest, ...]
 
     @property
     def rows(self) -> int:
@@ -129,7 +129,7 @@ def load(weights: Weights, mode: Mode, rows: int, count: int) -> Load:
             seeds=np.arange(first, first + count, dtype=np.int64),
         )
 
-    asks = (Ask(window=window(n), mode=mode, explore=True) for n in range(0, rows, count))
+    asks = (PlanRequest(window=window(n), mode=mode, explore=True) for n in range(0, rows, count))
     return Load(mode=mode, asks=tuple(asks))
 
 
@@ -141,14 +141,14 @@ def direct(policy: Policy, given: Load, batches: int) -> Took:
 
 
 def in_process(service: PlannerService) -> Submit:
-    def submit(ask: Ask) -> Callable[[], object]:
+    def submit(ask: PlanRequest) -> Callable[[], object]:
         return partial(service.submit(ask, PATIENCE).result, PATIENCE)
 
     return submit
 
 
 def over_ray(client: PlannerClient) -> Submit:
-    def submit(ask: Ask) -> Callable[[], object]:
+    def submit(ask: PlanRequest) -> Callable[[], object]:
         return partial(client.ask(ask).result, PATIENCE)
 
     return submit

@@ -13,7 +13,7 @@ from benchmarks.rollout_system import ENV, PATIENCE, grown
 from benchmarks.tables import table
 from m3pc.config.overrides import replace
 from m3pc.distributed.driver import Driver
-from m3pc.distributed.endpoints import Place
+from m3pc.distributed.endpoints import RunEndpoints
 from m3pc.model import checkpoint
 from m3pc.online.run_control import want
 from m3pc.online.run_folder import open_run, start
@@ -83,7 +83,7 @@ class Watched:
     def __init__(self, path: Path, seconds: float) -> None:
         self._path, self._seconds = path, seconds
         run = open_run(path)
-        place = Place(run=path.resolve(), id=run.facts.id, coordinator="")
+        place = RunEndpoints(run=path.resolve(), id=run.facts.id, coordinator="")
         self._driver = Driver(run, place, self._show)
         self._looks: list[tuple[float, dict[str, Snapshot]]] = []
 

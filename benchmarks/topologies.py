@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from m3pc.types import Ask, Decision, Pending
+from m3pc.types import Decision, PendingDecision, PlanRequest
 from planner.requests import DECISION, in_pieces, some
 from planner.server.client import PlannerClient
 
@@ -20,14 +20,14 @@ class EachAlone:
 
     client: PlannerClient
 
-    def ask(self, ask: Ask) -> "AllOf":
+    def ask(self, ask: PlanRequest) -> "AllOf":
         rows = (some(ask.window, slice(row, row + 1)) for row in range(len(ask.window)))
         return AllOf([self.client.ask(replace(ask, window=window)) for window in rows])
 
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
-    pending: Sequence[Pending]
+    pending: Sequence[PendingDecision]
 
     def result(self, patience: float, stop: Callable[[], bool]) -> Decision:
         found = [each.result(patience, stop) for each in self.pending]
@@ -41,14 +41,14 @@ class Inside:
 
     source: str  # path of a checkpoint
 
-    def ask(self, ask: Ask) -> "Later":
+    def ask(self, ask: PlanRequest) -> "Later":
         return Later(self._decide, ask)
 
-    def _decide(self, ask: Ask) -> Decision:
+    def _decide(self, ask: PlanRequest) -> Decision:
         return in_pieces(self._answer, [ask], 1)[0]
 
     @cached_property
-    def _answer(self) -> Callable[[Sequence[Ask]], list[Decision]]:
+    def _answer(self) -> Callable[[Sequence[PlanRequest]], list[Decision]]:
         from m3pc.model import checkpoint
         from m3pc.model.device import prepare_compute
         from planner.policy import Policy
@@ -60,8 +60,8 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    decide: Callable[[Ask], Decision]
-    ask: Ask
+    decide: Callable[[PlanRequest], Decision]
+    ask: PlanRequest
 
     def result(self, patience: float, stop: Callable[[], bool]) -> Decision:
         return self.decide(self.ask)

@@ -21,7 +21,7 @@ import gymnasium
 
 from m3pc.core.env_ids import refuse_strangers
 from m3pc.envs import make
-from m3pc.robot_client import Answer, Planner
+from m3pc.robot_client import ClientAnswer, RobotClient
 
 ARM = "robosuite/Lift"  # where a model does not say what it was trained for
 
@@ -30,7 +30,7 @@ class Played(NamedTuple):
     total: float  # reward
     stored: str
     round_trips: list[float]  # seconds
-    answers: list[Answer]
+    answers: list[ClientAnswer]
     overruns: int  # steps that began later than they should
     success: bool | None  # where the task says so
 
@@ -52,7 +52,7 @@ class Clock:
             self._next -= left
 
 
-def play(planner: Planner, env: gymnasium.Env[Any, Any], hz: float, **terms: Any) -> Played:
+def play(planner: RobotClient, env: gymnasium.Env[Any, Any], hz: float, **terms: Any) -> Played:
     """One episode, one step a tick."""
     observation, _ = env.reset(seed=terms["seed"])
     clock, answers, round_trips, total = Clock(hz), [], [], 0.0
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     token = given.token_file.read_text() if given.token_file else None
-    planner = Planner(given.address, token)
+    planner = RobotClient(given.address, token)
     name = given.env or planner.weights()["env"] or ARM
     if not given.env:
         refuse_strangers(name, given.address)

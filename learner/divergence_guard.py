@@ -9,7 +9,7 @@ RUN_OF_BAD, WINDOW, SHARE = 10, 1000, 0.01
 MOST_ROLLBACKS = 3
 
 
-class Health:
+class DivergenceGuard:
     """Counts updates that were left out. Ten in a row, or more than 1 % of the last thousand, ask
     for a return to the last checkpoint; after three returns the run has diverged."""
 

@@ -8,17 +8,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.optimiser import fitting, optimiser_state, require_finite, restore_optimiser
-from learner.process_group import Group
+from learner.process_group import ProcessGroup
 from m3pc.config.schema import CriticConfig
-from m3pc.model.critic import Critic, Stack
+from m3pc.model.critic import Critic, EnsembleMLP
 from m3pc.types import TransitionBatch
 
 
 class CriticLearner:
     """The critic, the slow copy of its twins that V learns from, and Adam."""
 
-    def __init__(self, critic: Critic, config: CriticConfig, group: Group | None = None) -> None:
-        self.critic, self.config, self._group = critic, config, group or Group()
+    def __init__(
+        self, critic: Critic, config: CriticConfig, group: ProcessGroup | None = None
+    ) -> None:
+        self.critic, self.config, self._group = critic, config, group or ProcessGroup()
         self.targets = [parameter.detach().clone() for parameter in critic.q.parameters()]
         self._named = dict(critic.named_parameters())
         self._adam = torch.optim.Adam(self._named.values(), config.lr, fused=True)
@@ -74,7 +76,7 @@ class CriticLearner:
         return found
 
     def _target_state(self) -> dict[str, Tensor]:
-        q: Stack = self.critic.q
+        q: EnsembleMLP = self.critic.q
         return dict(zip((name for name, _ in q.named_parameters()), self.targets, strict=True))
 
     def _step(self, value_loss: Tensor, q_loss: Tensor) -> dict[str, float]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from learner.iql import CriticLearner
 from learner.optimiser import online_rate
-from learner.process_group import Group
+from learner.process_group import ProcessGroup
 from learner.trajectory import TrajectoryLearner
 from m3pc.config.overrides import replace
 from m3pc.config.schema import Config
@@ -25,7 +25,7 @@ class OnlineLearner:
         weights: Weights,
         training: Mapping[str, Tensor],
         config: Config,
-        group: Group | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         """`training` is what pretraining kept beside the weights, or nothing. Of it the critic's
         state goes on, and alpha where entropy.alpha_online says so; AdamW starts anew."""

@@ -12,11 +12,11 @@ from torch import Tensor, distributed
 from m3pc.types import InputError
 
 
-class MatesLostError(RuntimeError):
+class PeersLostError(RuntimeError):
     """A learner of a group ended or did not answer in time: none of them can go on."""
 
 
-class Group:
+class ProcessGroup:
     """A group of one. Nothing is divided, nothing is waited for."""
 
     rank, size = 0, 1
@@ -52,7 +52,7 @@ class Group:
         """The others hear of it when they next wait for this learner."""
 
 
-class Distributed(Group):
+class DistributedGroup(ProcessGroup):
     """The processes of torch.distributed's default group, which must exist."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Distributed(Group):
         try:
             yield
         except RuntimeError as error:
-            raise MatesLostError(
+            raise PeersLostError(
                 f"learner {self.rank} of {self.size} lost the others: {error}; all of them start "
                 "again from the newest checkpoint"
             ) from error

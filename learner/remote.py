@@ -11,7 +11,7 @@ import ray
 log = logging.getLogger(__name__)
 
 
-class Works(Protocol):
+class LearnerProcess(Protocol):
     def work(self, stop: threading.Event) -> None: ...
 
     def report(self, error: str = "") -> Any: ...
@@ -23,7 +23,7 @@ class LearnerActor:
     """Works in a thread, so that it can be asked meanwhile. Its process ends with an error only
     when it is killed: why the work ended is in its report."""
 
-    def __init__(self, build: Callable[[], Works]) -> None:
+    def __init__(self, build: Callable[[], LearnerProcess]) -> None:
         self._work = build()
         self._stop, self._error = threading.Event(), ""
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
@@ -50,7 +50,7 @@ class LearnerActor:
 
 
 @ray.remote(num_cpus=1, max_restarts=0, max_concurrency=2)  # type: ignore[call-overload]
-class MateActor:
+class FollowerActor:
     """Works along with a learner. Made by it and not named, it ends when that learner's process
     does."""
 

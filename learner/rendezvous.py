@@ -9,14 +9,14 @@ from datetime import timedelta
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from learner.process_group import Distributed, MatesLostError
+from learner.process_group import DistributedGroup, PeersLostError
 
 # By device. What is told and counted is on the CPU in any case.
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Rendezvous:
     """Where they meet, and how long each then waits for the others."""
 
     host: str
@@ -26,7 +26,7 @@ class Meeting:
     seconds: float
 
 
-def invite(host: str, *, size: int, device: str, seconds: float) -> tuple[Meeting, TCPStore]:
+def invite(host: str, *, size: int, device: str, seconds: float) -> tuple[Rendezvous, TCPStore]:
     """A place to meet at an address of this machine; the second is for who invites, to join by."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
@@ -38,10 +38,10 @@ def invite(host: str, *, size: int, device: str, seconds: float) -> tuple[Meetin
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    return Meeting(host=host, port=port, size=size, device=device, seconds=seconds), table
+    return Rendezvous(host=host, port=port, size=size, device=device, seconds=seconds), table
 
 
-def join(meeting: Meeting, rank: int, table: TCPStore | None = None) -> Distributed:
+def join(meeting: Rendezvous, rank: int, table: TCPStore | None = None) -> DistributedGroup:
     """Once all are there; MatesLostError where they do not come in time."""
     patience = timedelta(seconds=meeting.seconds)
     if meeting.host.startswith("127.") and sys.platform == "linux":
@@ -55,9 +55,9 @@ def join(meeting: Meeting, rank: int, table: TCPStore | None = None) -> Distribu
             timeout=patience,
         )
     except RuntimeError as error:
-        raise MatesLostError(
+        raise PeersLostError(
             f"{meeting.size} learners did not come together within {meeting.seconds:g} seconds: "
             f"{error}; look whether the cluster has the CPUs and GPUs that fleet.learners and "
             "fleet.learner_gpus ask for"
         ) from error
-    return Distributed()
+    return DistributedGroup()

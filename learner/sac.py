@@ -18,11 +18,11 @@ from m3pc.model.critic import stacked_forward, stacked_parameters
 from m3pc.model.squashed_gaussian import draw
 from m3pc.types import LOG_STD_RANGE, Episode, Floats
 
-Layer = tuple[Floats, Floats]  # weight [out, in], bias [out]
+LinearLayer = tuple[Floats, Floats]  # weight [out, in], bias [out]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class SACConfig:
     """Small enough for one CPU thread."""
 
     hidden: tuple[int, ...] = (128, 128)
@@ -47,7 +47,9 @@ class Transitions:
 class SAC:
     """Actor, twin critics with their targets, temperature. `add` episodes, then `update`."""
 
-    def __init__(self, state_size: int, action_size: int, settings: Settings, *, seed: int) -> None:
+    def __init__(
+        self, state_size: int, action_size: int, settings: SACConfig, *, seed: int
+    ) -> None:
         self.settings = settings
         self.updates = 0  # gradient updates done: the version of the policy
         self.ring = Ring(state_size, action_size, settings.capacity)
@@ -77,7 +79,7 @@ class SAC:
             self._update_actor(batch.states)
             self.updates += 1
 
-    def layers(self) -> list[Layer]:
+    def layers(self) -> list[LinearLayer]:
         """The actor: hidden layers, then the heads of mean and log std. Views that follow it."""
         arrays = [parameter.detach().numpy() for parameter in self.actor]
         *hidden, (weight, bias) = zip(arrays[::2], arrays[1::2], strict=True)

@@ -20,7 +20,7 @@ from learner.optimiser import (
     restore_optimiser,
     set_learning_rate,
 )
-from learner.process_group import Group
+from learner.process_group import ProcessGroup
 from m3pc.config.schema import Config
 from m3pc.core.rng import MASKS, NOISE, counter_stream
 from m3pc.model.btm import TrajectoryModel
@@ -29,7 +29,7 @@ from m3pc.model.masks import ACTIONS, draw
 from m3pc.model.normalisation import Normaliser, Tokens
 from m3pc.types import SegmentBatch
 
-Rate = Callable[[int], float]
+LearningRateFn = Callable[[int], float]
 
 
 class TrajectoryLearner:
@@ -41,14 +41,14 @@ class TrajectoryLearner:
         normaliser: Normaliser,
         config: Config,
         *,
-        rate: Rate | None = None,
-        group: Group | None = None,
+        rate: LearningRateFn | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
         """`rate` is the learning rate at each update; without it, that of pretraining."""
         self.model, self.config, self._normaliser = model, config, normaliser
         self._rate = rate or partial(learning_rate, config.pretrain)
         self._lower = "online.lr" if rate else "pretrain.lr"
-        self._group = group or Group()
+        self._group = group or ProcessGroup()
         # One number in double precision, which not every device has: it stays here.
         start = torch.tensor(math.log(config.entropy.alpha), dtype=torch.float64)
         self.log_alpha = start.requires_grad_()

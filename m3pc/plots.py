@@ -19,7 +19,7 @@ FEWEST, MOST = 10, 24  # cells of a two-dimensional histogram along each axis
 DARKEST = 4  # episodes in a cell, at least, that make it as dark as can be
 
 
-class Panel(NamedTuple):
+class GoalPanel(NamedTuple):
     """Episodes of one run: where each ended, and how well."""
 
     title: str
@@ -37,7 +37,7 @@ class Curves(NamedTuple):
     level: float  # to compare with
 
 
-class Tracked(NamedTuple):
+class TrackedDimension(NamedTuple):
     """One number of a state over the steps of episodes, and what it should have been."""
 
     title: str
@@ -49,7 +49,7 @@ class Tracked(NamedTuple):
     tolerance: float
 
 
-class Plane(NamedTuple):
+class PlanePath(NamedTuple):
     """States in the plane of a data set's first two principal components, each [N, 2]."""
 
     title: str
@@ -149,7 +149,7 @@ def online_curve(
     _save(figure, path)
 
 
-def exploration(path: Path, panels: Sequence[Panel], *, unit: str) -> None:
+def exploration(path: Path, panels: Sequence[GoalPanel], *, unit: str) -> None:
     """How many episodes reached what when: a panel a run, on the same scales."""
     from matplotlib.ticker import MaxNLocator
 
@@ -202,7 +202,7 @@ def curves_by_seed(path: Path, panels: Sequence[Curves], *, unit: str) -> None:
     _save(figure, path)
 
 
-def tracking(path: Path, panels: Sequence[Tracked]) -> None:
+def tracking(path: Path, panels: Sequence[TrackedDimension]) -> None:
     """A panel each: the goal with its subgoals, and the median and four fifths of the episodes."""
     figure, pages = _pages(len(panels), 1, size=(8, 0.6 + 2.6 * len(panels)))
     for page, panel in zip(pages, panels, strict=True):
@@ -226,7 +226,7 @@ def tracking(path: Path, panels: Sequence[Tracked]) -> None:
     _save(figure, path)
 
 
-def planes(path: Path, panels: Sequence[Plane], *, explained: tuple[float, float]) -> None:
+def planes(path: Path, panels: Sequence[PlanePath], *, explained: tuple[float, float]) -> None:
     """A panel each, on the same scales."""
     size = (max(7.0, 5.0 * len(panels)), 5)
     figure, pages = _pages(1, len(panels), size=size, share_x=True, share_y=True)
@@ -323,7 +323,7 @@ def _cells(wanted: float) -> int:
     return int(np.clip(wanted, FEWEST, MOST))
 
 
-def _medians(axes: "Axes", panel: Panel, columns: NDArray[np.float64]) -> None:
+def _medians(axes: "Axes", panel: GoalPanel, columns: NDArray[np.float64]) -> None:
     """Of the episodes that ended in each column."""
     where = np.digitize(panel.ends, columns[1:-1], right=True)
     middles = (columns[1:] + columns[:-1]) / 2

@@ -41,7 +41,7 @@ class RefusedError(Exception):
         self.status, self.detail, self.expected_step = status, detail, expected_step
 
 
-class Answer(NamedTuple):
+class ClientAnswer(NamedTuple):
     action: list[float]  # in [-1, 1]
     late: bool  # after its deadline
     candidates: int  # plans that were weighed; 0: none
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
     told: Mapping[str, Any]  # all that the server said
 
 
-class Planner:
+class RobotClient:
     """A server. One connection, for one thread; several robots need one each."""
 
     def __init__(
@@ -82,11 +82,11 @@ class Planner:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token.strip()}"
 
-    def session(self, **terms: Any) -> "Session":
+    def session(self, **terms: Any) -> "RobotSession":
         """A new episode: mode, ratio, target, goal, waypoints, seed, name, step_limit,
         deadline_ms, explore. Asked again because an answer was lost, it is the same one."""
         key = secrets.token_hex(KEY_BYTES)
-        return Session(self, self.ask("POST", "/v1/sessions", {"key": key, **terms}))
+        return RobotSession(self, self.ask("POST", "/v1/sessions", {"key": key, **terms}))
 
     def weights(self) -> Mapping[str, Any]:
         """What answers."""
@@ -119,7 +119,7 @@ class Planner:
     def close(self) -> None:
         self._connection.close()
 
-    def __enter__(self) -> "Planner":
+    def __enter__(self) -> "RobotClient":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,11 +153,11 @@ class Planner:
         return found | {name: list(_numbers(found[name])) for name in VECTORS if name in found}
 
 
-class Session:
+class RobotSession:
     """One episode of one robot: `end` it to have it kept. Left by an exception it is dropped,
     unless server or network failed: then the server keeps what it knows, as cut short."""
 
-    def __init__(self, planner: Planner, told: Mapping[str, Any]) -> None:
+    def __init__(self, planner: RobotClient, told: Mapping[str, Any]) -> None:
         self._planner, self.told = planner, told  # sizes, mode, limits: see the server's Opened
         self._path = f"/v1/sessions/{told['session']}"
         self.steps = 0  # answered
@@ -170,14 +170,14 @@ class Session:
         *,
         action: Iterable[float] | None = None,
         deadline_ms: float | None = None,
-    ) -> Answer:
+    ) -> ClientAnswer:
         """What to do where the robot is now; `reward` is of the step before, and so is `action`:
         what was really done, where that is not what the answer said."""
         asked = {"step": self.steps, "observation": observation, "reward": reward}
         asked |= {"action": action, "deadline_ms": deadline_ms}
         found = self._planner.ask("POST", f"{self._path}/act", asked)
         self.steps += 1
-        return Answer(
+        return ClientAnswer(
             action=found["action"],
             late=found["late"],
             candidates=found["candidates"],
@@ -211,7 +211,7 @@ class Session:
             if refused.status != 404:
                 raise
 
-    def __enter__(self) -> "Session":
+    def __enter__(self) -> "RobotSession":
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

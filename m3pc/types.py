@@ -67,7 +67,7 @@ class AppendKey(NamedTuple):
     sequence: int  # 0, 1, 2, ... of the incarnation's episodes
 
 
-class Status(StrEnum):
+class AckStatus(StrEnum):
     """What became of an append. Only the first two promise that the episode is in the store."""
 
     DURABLE = "durable"  # now
@@ -83,7 +83,7 @@ Durability = Literal["fsync", "os"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    status: Status
+    status: AckStatus
     expected: int  # the sequence number that the store takes next from this incarnation
     durability: Durability  # fsync: survives power loss; os: survives the death of any process
     reason: str = ""
@@ -138,7 +138,7 @@ class Planner(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class PlanRequest:
     """A request to a planner server: what it answers is a Decision, or a Refusal."""
 
     window: Window
@@ -150,7 +150,7 @@ class Ask:
     candidates: int | None = None  # plans to weigh; None: as the weights are configured
 
 
-class Refused(StrEnum):
+class RejectReason(StrEnum):
     RETRY_LATER = "retry"  # too many wait already: ask again
     LATE = "late"  # its deadline passed before it was computed: ask again
     BAD = "bad"  # never, whatever the number of trials
@@ -158,8 +158,8 @@ class Refused(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    why: Refused
+class Rejection:
+    why: RejectReason
     reason: str
     wait: float = 0.0  # seconds before it makes sense to ask again
 
@@ -168,17 +168,17 @@ class PlannerGoneError(RuntimeError):
     """No planner answered for as long as was waited, or waiting was given up."""
 
 
-class Pending(Protocol):
+class PendingDecision(Protocol):
     """A request that is being answered; it repeats itself where that helps."""
 
     def result(self, patience: float, stop: Callable[[], bool]) -> Decision:
         """PlannerGoneError after `patience` seconds, or once `stop` says so."""
 
 
-class Asks(Protocol):
+class PlannerEndpoint(Protocol):
     """A planner elsewhere: asking does not wait."""
 
-    def ask(self, ask: Ask) -> Pending: ...
+    def ask(self, ask: PlanRequest) -> PendingDecision: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +259,7 @@ class Published(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floor:
+class RecoveredState:
     """What the disk knows of a run: the least that a coordinator may believe after a loss."""
 
     incarnations: Mapping[int, int] = field(default_factory=dict)  # by slot

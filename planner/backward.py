@@ -10,14 +10,14 @@ from m3pc.config.schema import GoalConfig
 from m3pc.model.btm import TrajectoryModel
 from m3pc.model.masks import ACTIONS, STATES, Mask, only, visible
 from m3pc.model.normalisation import Normaliser, Tokens
-from planner.forward import Question
+from planner.forward import PlanningBatch
 
 
 def towards_goal(
     model: TrajectoryModel,
     normaliser: Normaliser,
     config: GoalConfig,
-    question: Question,
+    question: PlanningBatch,
     *,
     one_mask: bool = False,
 ) -> Tensor:
@@ -48,6 +48,6 @@ def _filled(config: GoalConfig, now: int, length: int) -> Tensor:
     return (t <= now) | ((t > now + 1) & (t < length - 1))
 
 
-def _tokens(states: Tensor, question: Question) -> Tokens:
+def _tokens(states: Tensor, question: PlanningBatch) -> Tokens:
     nothing = torch.zeros_like(states[..., :1])
     return Tokens(states, question.actions, nothing, nothing)

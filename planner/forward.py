@@ -19,24 +19,24 @@ from m3pc.model.masks import ACTIONS, MODALITIES, RETURNS, REWARDS, STATES, only
 from m3pc.model.normalisation import Normaliser, Tokens
 from planner.utility import lambda_return
 
-Guide = Literal["m", "q", "q0"]
-Quality = Callable[[Tensor, Tensor], Tensor]  # raw states [B, S], actions [B, A] -> [B]
+Guidance = Literal["m", "q", "q0"]
+QFunction = Callable[[Tensor, Tensor], Tensor]  # raw states [B, S], actions [B, A] -> [B]
 
 # Rows of a chunk times the width: what a chunk computes stays in the caches.
 CHUNK = 64_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PlanningBatch:
     """Windows whose current step stands at the same place."""
 
     states: Tensor  # [E, T, S] raw
     actions: Tensor  # [E, T, A]
     now: int
     steps: Tensor  # [E] absolute step of the current state
-    horizon: int  # H, the episode's step limit
+    max_episode_steps: int  # H, the episode's step limit
 
-    def rows(self, part: slice) -> "Question":
+    def rows(self, part: slice) -> "PlanningBatch":
         return replace(
             self, states=self.states[part], actions=self.actions[part], steps=self.steps[part]
         )
@@ -52,7 +52,7 @@ class Imagined:
 
 
 def propose(
-    model: TrajectoryModel, normaliser: Normaliser, question: Question, conditions: Tensor
+    model: TrajectoryModel, normaliser: Normaliser, question: PlanningBatch, conditions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Mean and log sigma [E, h, A] of actions from now on, given the returns asked for [E]."""
     now, length = question.now, model.config.window
@@ -73,9 +73,9 @@ def score(
     critic: Critic,
     normaliser: Normaliser,
     config: Config,
-    question: Question,
+    question: PlanningBatch,
     plans: Tensor,
-    guide: Guide,
+    guide: Guidance,
 ) -> Tensor:
     """Utility of each plan: [E, N, h, A] -> [E, N]. A few plans at a time, so that they stay in
     the caches; which plans stand together changes nothing but rounding.
@@ -100,9 +100,9 @@ def score(
 def imagine(
     model: TrajectoryModel,
     normaliser: Normaliser,
-    question: Question,
+    question: PlanningBatch,
     plans: Tensor,
-    guide: Guide,
+    guide: Guidance,
     config: PlannerConfig,
 ) -> Imagined:
     """Predict what the guide asks for, under each plan [E, N, h, A].
@@ -147,10 +147,10 @@ def imagine(
 def utilities(
     imagined: Imagined,
     plans: Tensor,
-    question: Question,
+    question: PlanningBatch,
     config: Config,
-    guide: Guide,
-    quality: Quality,
+    guide: Guidance,
+    quality: QFunction,
 ) -> Tensor:
     """Score what was imagined: [E, N]."""
     planner = config.planner
@@ -174,24 +174,24 @@ def utilities(
     )
 
 
-def _observed(question: Question, plans: Tensor) -> Tensor:
+def _observed(question: PlanningBatch, plans: Tensor) -> Tensor:
     """The current state, once for each plan: [E, N, 1, S]."""
     now = question.states[:, None, question.now : question.now + 1]
     return now.expand(-1, plans.shape[1], -1, -1)
 
 
-def _return_scale(returns: Tensor, question: Question, config: Config) -> Tensor | float:
+def _return_scale(returns: Tensor, question: PlanningBatch, config: Config) -> Tensor | float:
     """Steps that an average return stands for."""
     if config.returns.mode == "sum":
         return 1.0
     if config.planner.return_scale == "1000-steps":
         return 1000.0
     ahead = torch.arange(returns.shape[-1], device=returns.device)
-    left = question.horizon - (question.steps[:, None] + ahead)
+    left = question.max_episode_steps - (question.steps[:, None] + ahead)
     return left.clamp(min=0)[:, None].to(returns.dtype)
 
 
-def _asked_for(guide: Guide, config: PlannerConfig, now: int, length: int) -> dict[int, range]:
+def _asked_for(guide: Guidance, config: PlannerConfig, now: int, length: int) -> dict[int, range]:
     """Steps that are read, by modality."""
     first = now if config.state_now == "reconstructed" else now + 1
     steps = {
@@ -202,7 +202,7 @@ def _asked_for(guide: Guide, config: PlannerConfig, now: int, length: int) -> di
     return {modality: span for modality, span in steps.items() if span}
 
 
-def _tokens(question: Question, normaliser: Normaliser, returns: Tensor) -> Tokens:
+def _tokens(question: PlanningBatch, normaliser: Normaliser, returns: Tensor) -> Tokens:
     states = normaliser.states.encode(question.states)
     return Tokens(states, question.actions, torch.zeros_like(returns), returns)
 

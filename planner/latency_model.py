@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from m3pc.config.schema import BACKWARD, MODES
-from m3pc.types import Ask, Window
-from planner.requests import Answer, some
+from m3pc.types import PlanRequest, Window
+from planner.requests import AnswerFn, some
 
 LEAST: Final = 8  # candidates: fewer are not worth a plan; more come in steps of as many
 GAIN: Final = 0.2  # weight of the last batch
@@ -28,32 +28,32 @@ UNPLANNED: Final = ("rcbc", *BACKWARD)  # modes without candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class ModeCost:
     fixed: float  # seconds of a pass through the network
     each: float  # seconds of a candidate; of a row, in modes without
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class DeadlineRequest:
     """A request, and until when its answer is wanted."""
 
-    ask: Ask
+    ask: PlanRequest
     left: float | None = None  # seconds; None: whenever it comes
     span: float = 0.0  # seconds that there were when it arrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class BatchLoad:
     """Of a batch, by mode."""
 
     passes: Mapping[str, int]
     plans: Mapping[str, int]
 
 
-class Pace:
+class LatencyModel:
     """Learns from every batch; for one thread, but for `company` and `replied`."""
 
-    def __init__(self, costs: Mapping[str, Cost], *, mode: str, candidates: int) -> None:
+    def __init__(self, costs: Mapping[str, ModeCost], *, mode: str, candidates: int) -> None:
         """`mode` and `candidates`: of whoever asks for none."""
         self._costs, self._mode, self._candidates = dict(costs), mode, candidates
         self._first = dict(costs)
@@ -61,7 +61,7 @@ class Pace:
         self._reply = self._reply_deviation = 0.0  # seconds from a batch to its answers, the same
         self.company = 1  # robots that may ask at any time, each once at a time
 
-    def fitted(self, batch: Sequence[Due]) -> list[Ask]:
+    def fitted(self, batch: Sequence[DeadlineRequest]) -> list[PlanRequest]:
         """Each with as many candidates as there is time for, or without planning.
 
         Who cannot be answered in time any more keeps nobody else from planning.
@@ -73,12 +73,12 @@ class Pace:
         room = self._room([due for due, still in zip(batch, timely, strict=True) if still], batch)
         return self._planned(batch, self._affordable(batch, timely, room))
 
-    def expected(self, asks: Sequence[Ask]) -> float:
+    def expected(self, asks: Sequence[PlanRequest]) -> float:
         """Seconds that hardly ever are too few."""
         means = self._mean(self._work(asks)) + self._reply
         return means + MARGINS * max(self._deviation, self._reply_deviation) + RESERVE
 
-    def observe(self, asks: Sequence[Ask], seconds: float) -> None:
+    def observe(self, asks: Sequence[PlanRequest], seconds: float) -> None:
         """Each cost follows as far as it had a part in what was expected."""
         work = self._work(asks)
         expected = self._mean(work)
@@ -89,16 +89,16 @@ class Pace:
             cost = self._costs[mode]
             shares = passes * cost.fixed / expected, work.plans[mode] * cost.each / expected
             fixed, each = (1 + GAIN * share * error for share in shares)
-            self._costs[mode] = Cost(fixed=cost.fixed * fixed, each=cost.each * each)
+            self._costs[mode] = ModeCost(fixed=cost.fixed * fixed, each=cost.each * each)
 
-    def _recall(self, work: Work, seconds: float) -> None:
+    def _recall(self, work: BatchLoad, seconds: float) -> None:
         """Modes that are not used are no slower than the machine is now: else one that was once
         found too slow would never be tried again."""
         slow = min(seconds / self._mean(work, self._first), 1 + LARGEST_ERROR)
         for mode, first in self._first.items():
             if mode not in work.passes:
                 cost = self._costs[mode]
-                self._costs[mode] = Cost(
+                self._costs[mode] = ModeCost(
                     fixed=cost.fixed + RECALL * (slow * first.fixed - cost.fixed),
                     each=cost.each + RECALL * (slow * first.each - cost.each),
                 )
@@ -109,7 +109,7 @@ class Pace:
         self._reply_deviation += GAIN * (abs(error) - self._reply_deviation)
         self._reply += GAIN * error
 
-    def _room(self, timely: Sequence[Due], batch: Sequence[Due]) -> float:
+    def _room(self, timely: Sequence[DeadlineRequest], batch: Sequence[DeadlineRequest]) -> float:
         """Seconds that the batch may take."""
         room = min((due.left for due in timely if due.left is not None), default=0.0)
         if sum(len(due.ask.window) for due in batch) >= self.company:
@@ -117,7 +117,9 @@ class Pace:
         # Who asks in the next moment waits for this batch, and then for its own.
         return min(room, min((due.span for due in timely), default=0.0) / 2)
 
-    def _affordable(self, batch: Sequence[Due], timely: Sequence[bool], room: float) -> list[int]:
+    def _affordable(
+        self, batch: Sequence[DeadlineRequest], timely: Sequence[bool], room: float
+    ) -> list[int]:
         """Candidates of each, in steps, alike for all that are timely; 0: there is no time."""
         asked = [self._asked(due.ask) for due in batch]
         most = max((n for n, still in zip(asked, timely, strict=True) if still), default=0)
@@ -134,7 +136,9 @@ class Pace:
         share = (room - low) / (high - low)
         return all_with(least + int(share * (most - least)) // LEAST * LEAST)
 
-    def _planned(self, batch: Sequence[Due], counts: Sequence[int]) -> list[Ask]:
+    def _planned(
+        self, batch: Sequence[DeadlineRequest], counts: Sequence[int]
+    ) -> list[PlanRequest]:
         """With so many candidates each; where that is 0, without planning."""
         found = []
         for due, count in zip(batch, counts, strict=True):
@@ -145,19 +149,19 @@ class Pace:
             found.append(ask)
         return found
 
-    def _asked(self, ask: Ask) -> int:
+    def _asked(self, ask: PlanRequest) -> int:
         if (ask.mode or self._mode) in UNPLANNED:
             return 0
         return ask.candidates or self._candidates
 
-    def _mean(self, work: Work, costs: Mapping[str, Cost] | None = None) -> float:
+    def _mean(self, work: BatchLoad, costs: Mapping[str, ModeCost] | None = None) -> float:
         known = costs or self._costs
         return sum(
             passes * known[mode].fixed + work.plans[mode] * known[mode].each
             for mode, passes in work.passes.items()
         )
 
-    def _work(self, asks: Sequence[Ask]) -> Work:
+    def _work(self, asks: Sequence[PlanRequest]) -> BatchLoad:
         """Rows go through the network together that are at the same place of their windows, in the
         same mode and with as many candidates."""
         groups: set[tuple[str, int, int]] = set()
@@ -166,21 +170,21 @@ class Pace:
             mode, count = ask.mode or self._mode, self._asked(ask)
             groups |= {(mode, count, now) for now in ask.window.now.tolist()}
             plans[mode] += len(ask.window) * max(count, 1)
-        return Work(passes=Counter(mode for mode, _, _ in groups), plans=plans)
+        return BatchLoad(passes=Counter(mode for mode, _, _ in groups), plans=plans)
 
 
 def measured(
-    answer: Answer,
+    answer: AnswerFn,
     window: Window,
     *,
     mode: str,
     candidates: int,
     clock: Callable[[], float] = time.perf_counter,
-) -> Pace:
+) -> LatencyModel:
     """By what `answer` takes for a row of a window, in every mode."""
     row = some(window, np.arange(1))
 
-    def seconds(asks: Sequence[Ask]) -> float:
+    def seconds(asks: Sequence[PlanRequest]) -> float:
         found = []
         for _ in range(1 + REPEATS):  # the first fills caches
             begin = clock()
@@ -188,13 +192,13 @@ def measured(
             found.append(clock() - begin)
         return max(min(found[1:]), 1e-6)
 
-    def cost(mode: str) -> Cost:
+    def cost(mode: str) -> ModeCost:
         few, many = TRIED
         if mode in UNPLANNED:
-            one, more = (seconds([Ask(window=row, mode=mode)] * n) for n in TRIED)
+            one, more = (seconds([PlanRequest(window=row, mode=mode)] * n) for n in TRIED)
         else:
-            one, more = (seconds([Ask(window=row, mode=mode, candidates=n)]) for n in TRIED)
+            one, more = (seconds([PlanRequest(window=row, mode=mode, candidates=n)]) for n in TRIED)
         each = max(more - one, 1e-9) / (many - few)
-        return Cost(fixed=max(one - few * each, 1e-6), each=each)
+        return ModeCost(fixed=max(one - few * each, 1e-6), each=each)
 
-    return Pace({mode: cost(mode) for mode in MODES}, mode=mode, candidates=candidates)
+    return LatencyModel({mode: cost(mode) for mode in MODES}, mode=mode, candidates=candidates)

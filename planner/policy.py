@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from m3pc.config.schema import BACKWARD, Config
-from m3pc.core.rng import PLAN, Mover
+from m3pc.core.rng import PLAN, ReusableStream
 from m3pc.model.device import autocast
 from m3pc.model.weights import Weights
-from m3pc.types import Ask, Decision, Floats, InputError, Integers, Window
+from m3pc.types import Decision, Floats, InputError, Integers, PlanRequest, Window
 from planner.backward import towards_goal
-from planner.forward import Guide, Question, candidates, propose, score
+from planner.forward import Guidance, PlanningBatch, candidates, propose, score
 from planner.requests import apart, joined, some
 from planner.utility import Weighing, weigh
 from planner.validation import check_ask
 
-FORWARD: tuple[Literal["rcbc"] | Guide, ...] = ("rcbc", "m", "q", "q0")
+FORWARD: tuple[Literal["rcbc"] | Guidance, ...] = ("rcbc", "m", "q", "q0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class RequestBatch:
     """Requests end to end, a row an environment, with what each asks for."""
 
     window: Window
@@ -36,8 +36,8 @@ class Rows:
     conditions: Floats  # [E] NaN where a plan is from a goal
     candidates: Integers  # [E] of those that plan
 
-    def at(self, index: Integers) -> "Rows":
-        return Rows(
+    def at(self, index: Integers) -> "RequestBatch":
+        return RequestBatch(
             window=some(self.window, index),
             modes=self.modes[index],
             sampled=self.sampled[index],
@@ -60,7 +60,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PlanOutput:
     """Actions of one group of environments, with the numbers behind them."""
 
     actions: Tensor  # [E, A]
@@ -87,9 +87,9 @@ class Policy:
 
     def decide(self, window: Window, *, explore: bool = False) -> Decision:
         """Each environment's answer is its own, whatever else is asked at the same time."""
-        return self.answer([Ask(window=window, explore=explore)])[0]
+        return self.answer([PlanRequest(window=window, explore=explore)])[0]
 
-    def answer(self, asks: Sequence[Ask]) -> list[Decision]:
+    def answer(self, asks: Sequence[PlanRequest]) -> list[Decision]:
         """Several requests as one batch, each in its own mode; one decision a request."""
         for ask in asks:
             self.check(ask)
@@ -108,7 +108,7 @@ class Policy:
         decision = Decision(conditions=rows.conditions, version=self.weights.version, **found)
         return apart(decision, [len(ask.window) for ask in asks])
 
-    def check(self, ask: Ask) -> None:
+    def check(self, ask: PlanRequest) -> None:
         """Refuse what these weights cannot answer."""
         check_ask(
             ask,
@@ -139,7 +139,7 @@ class Policy:
         most = low + (high - low) * times if explore else times * high
         return np.full(len(steps), most, np.float32)
 
-    def _rows(self, asks: Sequence[Ask]) -> Rows:
+    def _rows(self, asks: Sequence[PlanRequest]) -> RequestBatch:
         planner = self.config.planner
         sizes = [len(ask.window) for ask in asks]
         modes = [ask.mode or planner.mode for ask in asks]
@@ -155,7 +155,7 @@ class Policy:
             )
             for ask, mode in zip(asks, modes, strict=True)
         ]
-        return Rows(
+        return RequestBatch(
             window=joined([ask.window for ask in asks]),
             modes=np.repeat(modes, sizes),
             sampled=np.repeat([way == "sample" for way in by], sizes),
@@ -163,7 +163,7 @@ class Policy:
             candidates=np.repeat([ask.candidates or planner.candidates for ask in asks], sizes),
         )
 
-    def _choices(self, rows: Rows) -> Iterator[tuple[Integers, Choice]]:
+    def _choices(self, rows: RequestBatch) -> Iterator[tuple[Integers, PlanOutput]]:
         """Of rows at the same `now`, by mode and number of candidates: which rows, and their
         actions. The policy's proposals are asked for once for all that look forwards."""
         for mode in BACKWARD:
@@ -183,15 +183,15 @@ class Policy:
                 )
                 yield forward[part], choice
 
-    def _towards_goal(self, rows: Rows, *, one_mask: bool) -> Choice:
+    def _towards_goal(self, rows: RequestBatch, *, one_mask: bool) -> PlanOutput:
         question = self._question(rows.window)
         with autocast(self.config.compute):
             mu = towards_goal(
                 self._model, self._normaliser, self.config.goal, question, one_mask=one_mask
             )
-        return Choice(actions=mu.float().tanh())
+        return PlanOutput(actions=mu.float().tanh())
 
-    def _proposed(self, rows: Rows) -> Proposal:
+    def _proposed(self, rows: RequestBatch) -> Proposal:
         asked = torch.as_tensor(rows.conditions, device=self._device)
         with autocast(self.config.compute):
             mu, log_sigma = propose(
@@ -199,14 +199,14 @@ class Policy:
             )
         return Proposal(mu=mu.float(), log_sigma=log_sigma.float())
 
-    def _cloned(self, rows: Rows, proposal: Proposal) -> Choice:
+    def _cloned(self, rows: RequestBatch, proposal: Proposal) -> PlanOutput:
         """The proposal's median, or one draw from it."""
         noise, _ = self._random(rows.window, (1, *proposal.mu.shape[1:]))
         spread = self._sampled(rows).float()[:, None, None, None]
         drawn = candidates(proposal.mu, proposal.log_sigma, noise, spread)
-        return Choice(actions=drawn[:, 0, 0])
+        return PlanOutput(actions=drawn[:, 0, 0])
 
-    def _planned(self, rows: Rows, proposal: Proposal, guide: Guide) -> Choice:
+    def _planned(self, rows: RequestBatch, proposal: Proposal, guide: Guidance) -> PlanOutput:
         planner = self.config.planner
         settings = planner.m if guide == "m" else planner.q
         shape = (int(rows.candidates[0]), *proposal.mu.shape[1:])
@@ -232,25 +232,25 @@ class Policy:
             _drawn(first, weighing.weights, chance),
             torch.einsum("en,ena->ea", weighing.weights, first),
         )
-        return Choice(actions=actions, utilities=utilities, weighing=weighing)
+        return PlanOutput(actions=actions, utilities=utilities, weighing=weighing)
 
-    def _sampled(self, rows: Rows) -> Tensor:
+    def _sampled(self, rows: RequestBatch) -> Tensor:
         return torch.as_tensor(rows.sampled, device=self._device)
 
-    def _question(self, window: Window) -> Question:
-        return Question(
+    def _question(self, window: Window) -> PlanningBatch:
+        return PlanningBatch(
             states=torch.as_tensor(window.states, device=self._device),
             actions=torch.as_tensor(window.actions, device=self._device),
             now=int(window.now[0]),
             steps=torch.as_tensor(window.steps, device=self._device),
-            horizon=self.weights.horizon,
+            max_episode_steps=self.weights.horizon,
         )
 
     def _random(self, window: Window, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Noise [E, N, h, A] and a chance [E], from each episode's own stream at its own step."""
         noise = np.empty((len(window), *shape), np.float32)
         chance = np.empty(len(window), np.float32)
-        streams = Mover()
+        streams = ReusableStream()
         numbers = zip(window.seeds.tolist(), window.steps.tolist(), strict=True)
         for row, (seed, step) in enumerate(numbers):
             rng = streams.at(seed, step, PLAN)
@@ -260,7 +260,7 @@ class Policy:
         return torch.as_tensor(noise, device=device), torch.as_tensor(chance, device=device)
 
 
-def _alike(rows: Rows, mode: str) -> Iterator[Integers]:
+def _alike(rows: RequestBatch, mode: str) -> Iterator[Integers]:
     """The rows of a mode, those with as many candidates together."""
     of_mode = rows.modes == mode
     counts = np.where(mode == "rcbc", 1, rows.candidates)  # which draws one, whatever was asked
@@ -268,7 +268,7 @@ def _alike(rows: Rows, mode: str) -> Iterator[Integers]:
         yield np.flatnonzero(of_mode & (counts == count))
 
 
-def _put(found: Mapping[str, Floats], rows: Integers, choice: Choice) -> None:
+def _put(found: Mapping[str, Floats], rows: Integers, choice: PlanOutput) -> None:
     found["actions"][rows] = choice.actions.clamp(-1, 1).cpu().numpy()
     if choice.weighing is not None and choice.utilities is not None:
         mean = (choice.weighing.weights * choice.utilities).sum(dim=-1)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from m3pc.types import Ask, Decision, Window
+from m3pc.types import Decision, PlanRequest, Window
 
-Answer = Callable[[Sequence[Ask]], Sequence[Decision]]
+AnswerFn = Callable[[Sequence[PlanRequest]], Sequence[Decision]]
 
 WINDOW = ("states", "actions", "now", "steps", "seeds")
 DECISION = ("actions", "conditions", "utilities", "effective", "spread")
@@ -47,7 +47,7 @@ def fitting(sizes: Iterable[int], most: int) -> int:
     return count
 
 
-def in_pieces(answer: Answer, asks: Sequence[Ask], most: int) -> list[Decision]:
+def in_pieces(answer: AnswerFn, asks: Sequence[PlanRequest], most: int) -> list[Decision]:
     """What `answer` says to all of them, asked with at most `most` rows at a time."""
     parts = [(n, part) for n, ask in enumerate(asks) for part in _cut(ask, most)]
     found: list[list[Decision]] = [[] for _ in asks]
@@ -59,7 +59,7 @@ def in_pieces(answer: Answer, asks: Sequence[Ask], most: int) -> list[Decision]:
     return [_whole(each) for each in found]
 
 
-def _cut(ask: Ask, most: int) -> Iterator[Ask]:
+def _cut(ask: PlanRequest, most: int) -> Iterator[PlanRequest]:
     for first in range(0, len(ask.window), most):
         yield replace(ask, window=some(ask.window, slice(first, first + most)))
 

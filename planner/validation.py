@@ -5,14 +5,14 @@ import math
 import numpy as np
 
 from m3pc.config.schema import MODES
-from m3pc.types import Ask, InputError, Window
+from m3pc.types import InputError, PlanRequest, Window
 
 LARGEST_RATIO = 10.0  # as of the settings under conditioning
 LARGEST_SUM = 1e12  # of rewards
 MOST_CANDIDATES = 1_000_000  # as of planner.candidates
 
 
-def check_ask(ask: Ask, *, length: int, state_size: int, action_size: int) -> None:
+def check_ask(ask: PlanRequest, *, length: int, state_size: int, action_size: int) -> None:
     """Refuse shapes, types and numbers that these sizes of a model cannot take."""
     if ask.mode is not None and ask.mode not in MODES:
         raise InputError(f"mode is {str(ask.mode)[:40]!r}; give one of {', '.join(MODES)}")

@@ -28,11 +28,11 @@ def import_authors(
     time_limit: TimeLimit = 600.0,
 ) -> None:
     """Turn the authors' network, critic and statistics into a checkpoint of preset parity."""
-    from m3pc.datasets.sandbox import Limits
+    from m3pc.datasets.sandbox import SandboxLimits
     from m3pc.interop.released_weights import STAND_IN, Files
     from m3pc.interop.released_weights import import_authors as run
 
-    limits = Limits(memory=int(memory_limit * 2**30), seconds=time_limit)
+    limits = SandboxLimits(memory=int(memory_limit * 2**30), seconds=time_limit)
     files = Files(model=model, critic=critic, stats=stats)
     imported = run(files, out, heads=heads, env=env, horizon=horizon, limits=limits)
     weights, sizes = imported.weights, imported.weights.config.model

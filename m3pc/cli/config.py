@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from m3pc.config.overrides import Setting
+    from m3pc.config.overrides import FieldInfo
 
 app = typer.Typer(no_args_is_help=True, help="Settings of a run: show, compare, explain.")
 
@@ -66,7 +66,7 @@ def fields() -> None:
         console.print(_section(section, members))
 
 
-def _section(name: str, members: Iterable["Setting"]) -> object:
+def _section(name: str, members: Iterable["FieldInfo"]) -> object:
     from rich.table import Table
 
     from m3pc.config.overrides import flatten

@@ -10,7 +10,7 @@ from m3pc.cli.picture import picture
 if TYPE_CHECKING:
     from m3pc.datagen import from_scripts
     from m3pc.datagen import from_training as training_run
-    from m3pc.datasets.sandbox import Limits
+    from m3pc.datasets.sandbox import SandboxLimits
     from replay.store.store import Store
 
 app = typer.Typer(help="Import, make and look at data sets.", no_args_is_help=True)
@@ -57,9 +57,9 @@ def import_(
     """Turn D4RL, robomimic or Minari data into one verified Arrow store."""
     from m3pc.cli.progress import progress
     from m3pc.datagen.importing import ingest
-    from m3pc.datasets.source import Options
+    from m3pc.datasets.source import ImportOptions
 
-    options = Options(keys=_names(keys), horizon=horizon, env=env, subset=subset)
+    options = ImportOptions(keys=_names(keys), horizon=horizon, env=env, subset=subset)
     with progress(f"importing {source}", "steps") as report:
         store = ingest(
             source, out, options, _limits(memory_limit, time_limit), report, expected_sha256=sha256
@@ -269,7 +269,7 @@ def make(
         return
     if scripted:
         _play(
-            from_scripts.Order(
+            from_scripts.ScriptedDataRequest(
                 env_id=env,
                 out=out,
                 quality=quality,
@@ -282,10 +282,10 @@ def make(
             )
         )
         return
-    from m3pc.datagen.from_training import MAX_STEPS, Order
+    from m3pc.datagen.from_training import MAX_STEPS, TrainedDataRequest
 
     _train(
-        Order(
+        TrainedDataRequest(
             env_id=env,
             out=out,
             quality=quality,
@@ -308,7 +308,7 @@ def _babble(env: str, out: Path, *, steps: int, strongest: float, seed: int) -> 
     _done(store)
 
 
-def _play(order: "from_scripts.Order") -> None:
+def _play(order: "from_scripts.ScriptedDataRequest") -> None:
     from m3pc.cli.progress import progress
     from m3pc.datagen.from_scripts import demonstrate
 
@@ -323,7 +323,7 @@ def _play(order: "from_scripts.Order") -> None:
     _done(store)
 
 
-def _train(order: "training_run.Order") -> None:
+def _train(order: "training_run.TrainedDataRequest") -> None:
     from m3pc.cli.progress import progress
     from m3pc.datagen.from_training import make_dataset
 
@@ -361,10 +361,10 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _limits(memory: float, seconds: float) -> "Limits":
-    from m3pc.datasets.sandbox import Limits
+def _limits(memory: float, seconds: float) -> "SandboxLimits":
+    from m3pc.datasets.sandbox import SandboxLimits
 
-    return Limits(memory=int(memory * 2**30), seconds=seconds)
+    return SandboxLimits(memory=int(memory * 2**30), seconds=seconds)
 
 
 def _done(store: "Store") -> None:

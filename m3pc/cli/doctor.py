@@ -27,21 +27,21 @@ OLDEST_PYTHON = (3, 11)
 LEAST_DISK = 2.0  # GB: one D4RL data set, its store and a few checkpoints
 D4RL_IDS = ("d4rl/Hopper-v2", "d4rl/Walker2d-v2", "d4rl/HalfCheetah-v2")
 
-Status = Literal["ok", "missing", "broken", "optional"]
+FindingStatus = Literal["ok", "missing", "broken", "optional"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class DoctorFinding:
     """One line of the report. Optional: not here or not working, and few people need it."""
 
     name: str
-    status: Status
+    status: FindingStatus
     found: str
     advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeResult:
     """What a child process printed, and how it ended: `died` is empty after exit code 0."""
 
     output: str
@@ -60,11 +60,11 @@ def doctor(
     raise typer.Exit(exit_code(checks))
 
 
-def exit_code(checks: Iterable[Check]) -> int:
+def exit_code(checks: Iterable[DoctorFinding]) -> int:
     return int(any(check.status in {"missing", "broken"} for check in checks))
 
 
-def all_checks(environ: Mapping[str, str]) -> dict[str, Callable[[], Sequence[Check]]]:
+def all_checks(environ: Mapping[str, str]) -> dict[str, Callable[[], Sequence[DoctorFinding]]]:
     """What to examine, by name, in the order of the report. Nothing runs yet."""
     path = environ.get("PATH", "")
     return {
@@ -88,26 +88,28 @@ def all_checks(environ: Mapping[str, str]) -> dict[str, Callable[[], Sequence[Ch
     }
 
 
-def examine(checks: Mapping[str, Callable[[], Sequence[Check]]]) -> list[Check]:
+def examine(checks: Mapping[str, Callable[[], Sequence[DoctorFinding]]]) -> list[DoctorFinding]:
     """Run all checks at once, so that the slowest decides how long it takes."""
     with ThreadPoolExecutor(max_workers=len(checks)) as pool:
         runs = [pool.submit(_guarded, name, check) for name, check in checks.items()]
     return [check for run in runs for check in run.result()]
 
 
-def _guarded(name: str, check: Callable[[], Sequence[Check]]) -> Sequence[Check]:
+def _guarded(name: str, check: Callable[[], Sequence[DoctorFinding]]) -> Sequence[DoctorFinding]:
     try:
         return check()
     except Exception as error:  # whatever it is, the other checks are worth reading
         advice = "please report it: a check should not fail like this"
-        return [Check(name, "broken", f"the check failed: {error!r}", advice)]
+        return [DoctorFinding(name, "broken", f"the check failed: {error!r}", advice)]
 
 
-def python_version(version: tuple[int, int, int]) -> Check:
+def python_version(version: tuple[int, int, int]) -> DoctorFinding:
     found = ".".join(map(str, version))
     if version >= OLDEST_PYTHON:
-        return Check("python", "ok", found)
-    return Check("python", "broken", found, "install Python {}.{} or newer".format(*OLDEST_PYTHON))
+        return DoctorFinding("python", "ok", found)
+    return DoctorFinding(
+        "python", "broken", found, "install Python {}.{} or newer".format(*OLDEST_PYTHON)
+    )
 
 
 def declared(root: Path) -> list[str]:
@@ -124,12 +126,14 @@ def declared(root: Path) -> list[str]:
         return dependencies
 
 
-def packages(requirements: Sequence[str]) -> Iterator[Check]:
+def packages(requirements: Sequence[str]) -> Iterator[DoctorFinding]:
     """Each required package against the versions that the project allows."""
     from packaging.requirements import Requirement
 
     if not requirements:
-        yield Check("packages", "optional", "no list of requirements", "install m3pc with pip")
+        yield DoctorFinding(
+            "packages", "optional", "no list of requirements", "install m3pc with pip"
+        )
     for requirement in map(Requirement, requirements):
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
@@ -137,49 +141,55 @@ def packages(requirements: Sequence[str]) -> Iterator[Check]:
         try:
             found = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            yield Check(requirement.name, "missing", "not installed", advice)
+            yield DoctorFinding(requirement.name, "missing", "not installed", advice)
             continue
         if requirement.specifier.contains(found, prereleases=True):
-            yield Check(requirement.name, "ok", found)
+            yield DoctorFinding(requirement.name, "ok", found)
         else:
-            yield Check(requirement.name, "broken", f"{found}, not {requirement.specifier}", advice)
+            yield DoctorFinding(
+                requirement.name, "broken", f"{found}, not {requirement.specifier}", advice
+            )
 
 
-def package(name: str, needed_for: str) -> Check:
+def package(name: str, needed_for: str) -> DoctorFinding:
     try:
-        return Check(name, "ok", metadata.version(name))
+        return DoctorFinding(name, "ok", metadata.version(name))
     except metadata.PackageNotFoundError:
-        return Check(name, "optional", "missing", f"for {needed_for}: pip install {name}")
+        return DoctorFinding(name, "optional", "missing", f"for {needed_for}: pip install {name}")
 
 
-def program(name: str, needed_for: str, path: str) -> Check:
+def program(name: str, needed_for: str, path: str) -> DoctorFinding:
     """A program on PATH, asked for its version."""
     executable = shutil.which(name, path=path)
     if executable is None:
-        return Check(name, "optional", "missing: not on PATH", f"for {needed_for}: install {name}")
+        return DoctorFinding(
+            name, "optional", "missing: not on PATH", f"for {needed_for}: install {name}"
+        )
     answer = run([executable, "--version"], {"PATH": path})
     if answer.died:
-        return Check(name, "optional", f"{executable} {answer.died}", f"reinstall {name}")
-    return Check(name, "ok", answer.output.partition("\n")[0] or executable)
+        return DoctorFinding(name, "optional", f"{executable} {answer.died}", f"reinstall {name}")
+    return DoctorFinding(name, "ok", answer.output.partition("\n")[0] or executable)
 
 
-def imports(name: str, environ: Mapping[str, str]) -> Check:
+def imports(name: str, environ: Mapping[str, str]) -> DoctorFinding:
     answer = probe(f"import {name}; print({name}.__version__)", environ)
     if answer.died:
         advice = f"pip install --force-reinstall {name}"
-        return Check(f"import {name}", "broken", f"the import {answer.died}", advice)
-    return Check(f"import {name}", "ok", answer.output)
+        return DoctorFinding(f"import {name}", "broken", f"the import {answer.died}", advice)
+    return DoctorFinding(f"import {name}", "ok", answer.output)
 
 
-def d4rl_environments(environ: Mapping[str, str]) -> Check:
+def d4rl_environments(environ: Mapping[str, str]) -> DoctorFinding:
     code = "import gymnasium, m3pc.envs; print(*gymnasium.registry)"
     answer, name = probe(code, environ), "D4RL environments"
     if answer.died:
-        return Check(name, "broken", f"import m3pc.envs {answer.died}", "see the packages above")
+        return DoctorFinding(
+            name, "broken", f"import m3pc.envs {answer.died}", "see the packages above"
+        )
     absent = [known for known in D4RL_IDS if known not in answer.output.split()]
     if absent:
-        return Check(name, "missing", f"no {', '.join(absent)}", "reinstall m3pc")
-    return Check(name, "ok", ", ".join(D4RL_IDS))
+        return DoctorFinding(name, "missing", f"no {', '.join(absent)}", "reinstall m3pc")
+    return DoctorFinding(name, "ok", ", ".join(D4RL_IDS))
 
 
 # Two lines: what simulates, after a step; that it renders, after a frame.
@@ -196,21 +206,21 @@ print("renders")
 """
 
 
-def robosuite(environ: Mapping[str, str]) -> Check:
+def robosuite(environ: Mapping[str, str]) -> DoctorFinding:
     """Whether a manipulation task can be made, stepped and seen."""
     if package("robosuite", "").status != "ok":
         advice = "for manipulation tasks: pip install 'm3pc[robosuite]'"
-        return Check("robosuite", "optional", "missing", advice)
+        return DoctorFinding("robosuite", "optional", "missing", advice)
     seen = {"MUJOCO_GL": "egl", **environ}
     answer = probe(ROBOSUITE, seen, ROBOSUITE_SECONDS)
     lines = answer.output.splitlines()
     if not lines:
         advice = "for manipulation tasks, what it says; or pip install 'm3pc[robosuite]' anew"
-        return Check("robosuite", "optional", answer.died, advice)
+        return DoctorFinding("robosuite", "optional", answer.died, advice)
     if answer.died:
         found = f"{lines[0]}; no pictures: it {answer.died}"
-        return Check("robosuite", "optional", found, "for videos, see rendering below")
-    return Check("robosuite", "ok", ", ".join(lines))
+        return DoctorFinding("robosuite", "optional", found, "for videos, see rendering below")
+    return DoctorFinding("robosuite", "ok", ", ".join(lines))
 
 
 FRAME = """
@@ -227,15 +237,15 @@ assert frame.max() > frame.min(), "the frame has one colour only"
 """
 
 
-def rendering(backend: str, environ: Mapping[str, str]) -> Check:
+def rendering(backend: str, environ: Mapping[str, str]) -> DoctorFinding:
     """One small frame through one of MuJoCo's GL back-ends."""
     answer, name = probe(FRAME, {**environ, "MUJOCO_GL": backend}), f"rendering, {backend}"
     if answer.died:
         library = {"egl": "libegl1", "osmesa": "libosmesa6"}[backend]
-        return Check(
+        return DoctorFinding(
             name, "optional", answer.died, f"for videos, one of the two: apt install {library}"
         )
-    return Check(name, "ok", "renders", f"for videos: MUJOCO_GL={backend}")
+    return DoctorFinding(name, "ok", "renders", f"for videos: MUJOCO_GL={backend}")
 
 
 # Three lines: threads, CUDA version and GPU; seconds of the best product in fp32; the same in bf16.
@@ -257,51 +267,59 @@ for dtype in torch.float32, torch.bfloat16:
 """
 
 
-def torch_back_ends(answer: Answer) -> Iterator[Check]:
+def torch_back_ends(answer: ProbeResult) -> Iterator[DoctorFinding]:
     """Threads, CUDA and bf16, as far as the child came."""
     lines = answer.output.splitlines()
     if not lines:
-        yield Check("torch", "broken", f"the import {answer.died}", "reinstall torch")
+        yield DoctorFinding("torch", "broken", f"the import {answer.died}", "reinstall torch")
         return
     threads, built_for, gpu = json.loads(lines[0])
     advice = "set OMP_NUM_THREADS=1 where several processes share the cores" if threads > 1 else ""
-    yield Check("torch threads", "ok", str(threads), advice)
+    yield DoctorFinding("torch threads", "ok", str(threads), advice)
     yield cuda(built_for, gpu)
     yield bf16(answer.died, [float(line) for line in lines[1:]])
 
 
-def cuda(built_for: str | None, gpu: str | None) -> Check:
+def cuda(built_for: str | None, gpu: str | None) -> DoctorFinding:
     if gpu:
-        return Check("CUDA", "ok", f"{gpu}, CUDA {built_for}")
+        return DoctorFinding("CUDA", "ok", f"{gpu}, CUDA {built_for}")
     if built_for:
         found = f"built for CUDA {built_for}, no GPU found"
-        return Check("CUDA", "optional", found, "look at the driver, if there is a GPU")
-    return Check("CUDA", "optional", "missing: torch without CUDA", "nothing to do without a GPU")
+        return DoctorFinding("CUDA", "optional", found, "look at the driver, if there is a GPU")
+    return DoctorFinding(
+        "CUDA", "optional", "missing: torch without CUDA", "nothing to do without a GPU"
+    )
 
 
-def bf16(died: str, seconds: Sequence[float]) -> Check:
+def bf16(died: str, seconds: Sequence[float]) -> DoctorFinding:
     """Whether bf16 works, and whether it pays. CPU flags do not tell: it may die by SIGILL."""
     advice = "nothing to do: fp32 is the default"
     if died:
-        return Check("bf16", "optional", died, advice)
+        return DoctorFinding("bf16", "optional", died, advice)
     fp32, half = seconds
     found = f"works, {fp32 / half:.2g} times as fast as fp32"
-    return Check("bf16", "ok", found) if half < fp32 else Check("bf16", "optional", found, advice)
+    return (
+        DoctorFinding("bf16", "ok", found)
+        if half < fp32
+        else DoctorFinding("bf16", "optional", found, advice)
+    )
 
 
-def ffmpeg(environ: Mapping[str, str]) -> Check:
+def ffmpeg(environ: Mapping[str, str]) -> DoctorFinding:
     answer = probe("import imageio_ffmpeg as i; print(i.get_ffmpeg_version())", environ)
     if answer.died:
         found = "missing" if "ModuleNotFoundError" in answer.died else answer.died
-        return Check("ffmpeg", "optional", found, "for videos: pip install imageio-ffmpeg")
-    return Check("ffmpeg", "ok", answer.output)
+        return DoctorFinding("ffmpeg", "optional", found, "for videos: pip install imageio-ffmpeg")
+    return DoctorFinding("ffmpeg", "ok", answer.output)
 
 
-def disk(place: Path) -> Check:
+def disk(place: Path) -> DoctorFinding:
     free = shutil.disk_usage(place).free / 1e9
     if free < LEAST_DISK:
-        return Check("disk", "broken", f"{free:.1f} GB free", f"free at least {LEAST_DISK:g} GB")
-    return Check("disk", "ok", f"{free:.1f} GB free")
+        return DoctorFinding(
+            "disk", "broken", f"{free:.1f} GB free", f"free at least {LEAST_DISK:g} GB"
+        )
+    return DoctorFinding("disk", "ok", f"{free:.1f} GB free")
 
 
 def cache_directory() -> Path:
@@ -310,7 +328,7 @@ def cache_directory() -> Path:
     return download.cache()
 
 
-def cache(directory: Path) -> Check:
+def cache(directory: Path) -> DoctorFinding:
     """Whether downloads can be kept: tried in the directory, or where it would be made."""
     place = next(place for place in (directory, *directory.absolute().parents) if place.exists())
     try:
@@ -318,11 +336,11 @@ def cache(directory: Path) -> Check:
             file.write(b"m3pc")
     except OSError as error:
         advice = "make it writable, or set M3PC_CACHE"
-        return Check("cache", "broken", f"{directory}: {error.strerror}", advice)
-    return Check("cache", "ok", str(directory))
+        return DoctorFinding("cache", "broken", f"{directory}: {error.strerror}", advice)
+    return DoctorFinding("cache", "ok", str(directory))
 
 
-def probe(code: str, environ: Mapping[str, str], seconds: float = PROBE_SECONDS) -> Answer:
+def probe(code: str, environ: Mapping[str, str], seconds: float = PROBE_SECONDS) -> ProbeResult:
     """Run Python code in a child that finds our packages and leaves no core file."""
     prelude = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
     environ = {**environ, "PYTHONPATH": python_path(environ)}
@@ -331,7 +349,7 @@ def probe(code: str, environ: Mapping[str, str], seconds: float = PROBE_SECONDS)
 
 def run(
     command: Sequence[str], environ: Mapping[str, str], seconds: float = PROBE_SECONDS
-) -> Answer:
+) -> ProbeResult:
     """Run a command to its end, or to the end of our patience, when its whole group is killed."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaints:
         try:
@@ -344,14 +362,14 @@ def run(
                 start_new_session=True,
             )
         except OSError as error:
-            return Answer("", f"cannot be started: {error.strerror}")
+            return ProbeResult("", f"cannot be started: {error.strerror}")
         try:
             died = _death(child.wait(seconds), complaints)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
             died = f"gives no answer in {seconds:g} s"
-        return Answer(_text(output), died)
+        return ProbeResult(_text(output), died)
 
 
 def _death(code: int, complaints: IO[bytes]) -> str:
@@ -369,7 +387,7 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace").strip()
 
 
-def _print_table(checks: Sequence[Check]) -> None:
+def _print_table(checks: Sequence[DoctorFinding]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -13,7 +13,7 @@ from m3pc.cli.processes import Processes
 
 if TYPE_CHECKING:
     from m3pc.evaluation.episodes import Evaluation
-    from m3pc.evaluation.evaluate import Match, Order, Played
+    from m3pc.evaluation.evaluate import EvaluationJob, EvaluationRequest, EvaluationResult
 
 
 def evaluate(
@@ -69,11 +69,11 @@ def evaluate(
     """Play episodes that depend on the seed alone; print return, score, speed; keep JSON."""
     from m3pc.cli.progress import progress
     from m3pc.core.files import replace_file
-    from m3pc.evaluation.evaluate import Order, matches
+    from m3pc.evaluation.evaluate import EvaluationRequest, matches
     from m3pc.online import comparison
     from m3pc.types import InputError
 
-    order = Order(
+    order = EvaluationRequest(
         path=checkpoint,
         env_id=env,
         episodes=episodes,
@@ -104,7 +104,7 @@ def evaluate(
     _show(played)
     rows = [one.as_json() for one in played]
     if finetuned is not None and before is not None:
-        pair = comparison.Comparison(
+        pair = comparison.FinetuneComparison(
             run=finetuned, before=played[ready.index(before)], after=played[-1]
         )
         typer.echo(pair.sentence())
@@ -126,7 +126,7 @@ def _folder(checkpoint: Path) -> Path:
     return run_folder(checkpoint) / "evaluations"
 
 
-def _stem(order: "Order", ready: "list[Match]") -> str:
+def _stem(order: "EvaluationRequest", ready: "list[EvaluationJob]") -> str:
     """Planners and seed, and a hash of all else: one result does not overwrite another."""
     asked = (
         replace(order, path=Path()),
@@ -137,7 +137,7 @@ def _stem(order: "Order", ready: "list[Match]") -> str:
     return f"{'-'.join(one.name for one in ready)}-seed{order.seed}-{rest}"
 
 
-def _show(played: "list[Played]") -> None:
+def _show(played: "list[EvaluationResult]") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -5,15 +5,15 @@ from typing import Annotated
 
 import typer
 
-from m3pc.cli.track import Track
+from m3pc.cli.track import TrackOption
 
-Address = Annotated[
+AddressOption = Annotated[
     str | None,
     typer.Option(
         help="Of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT. Default: a private one."
     ),
 ]
-Where = Annotated[
+CoordinatorOption = Annotated[
     str,
     typer.Option(
         "--coordinator",
@@ -21,14 +21,14 @@ Where = Annotated[
         help="redis://HOST:PORT, with a password in the variable only; default: a file in the run.",
     ),
 ]
-Metrics = Annotated[
+MetricsOption = Annotated[
     str,
     typer.Option(
         envvar="M3PC_METRICS",
         help="Where Prometheus finds them: HOST:PORT, off, or auto: loopback, from port 9400 on.",
     ),
 ]
-Local = Annotated[
+LocalOption = Annotated[
     bool, typer.Option("--local", help="One process, in lock-step; resumes bit for bit.")
 ]
 
@@ -41,11 +41,11 @@ def finetune(
     actors: Annotated[int | None, typer.Option(min=1, help="Rollout processes.")] = None,
     envs_per_actor: Annotated[int | None, typer.Option(min=1, help="Environments in each.")] = None,
     planner: Annotated[str | None, typer.Option(help="Explore with rcbc, m, q or q0.")] = None,
-    address: Address = None,
-    coordinator: Where = "",
-    metrics: Metrics = "auto",
-    track: Track = "",
-    local: Local = False,
+    address: AddressOption = None,
+    coordinator: CoordinatorOption = "",
+    metrics: MetricsOption = "auto",
+    track: TrackOption = "",
+    local: LocalOption = False,
     sets: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PATH=VALUE", help="Set one field. May be repeated."),
@@ -88,11 +88,11 @@ def finetune(
 
 def resume(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an online run.")],
-    address: Address = None,
-    coordinator: Where = "",
-    metrics: Metrics = "auto",
-    track: Track = "",
-    local: Local = False,
+    address: AddressOption = None,
+    coordinator: CoordinatorOption = "",
+    metrics: MetricsOption = "auto",
+    track: TrackOption = "",
+    local: LocalOption = False,
 ) -> None:
     """Go on with a run that was stopped or killed, on a new cluster if need be."""
     _require_one_place(local, address)

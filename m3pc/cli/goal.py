@@ -10,8 +10,8 @@ from m3pc.cli.picture import picture
 from m3pc.cli.processes import Processes
 
 if TYPE_CHECKING:
-    from m3pc.evaluation.goals import Case, Outcome, Trial
-    from m3pc.evaluation.video import Frame
+    from m3pc.evaluation.goals import Case, GoalOutcome, Trial
+    from m3pc.evaluation.video import RgbFrame
 
 STRIP = 8  # pictures of a filmstrip
 NARROWEST = 88  # columns that a table of three means with intervals takes
@@ -87,10 +87,10 @@ def goal(
     from m3pc.cli.progress import progress
     from m3pc.core.files import replace_file
     from m3pc.evaluation import goal_results
-    from m3pc.evaluation.goals import Order, trial
+    from m3pc.evaluation.goals import GoalRequest, trial
 
     ready = trial(
-        Order(
+        GoalRequest(
             path=checkpoint,
             task=task,
             goals=goals,
@@ -112,7 +112,7 @@ def goal(
     folder.mkdir(parents=True, exist_ok=True)
     outcomes = []
     for case in ready.cases:
-        played: dict[str, Outcome] = {}
+        played: dict[str, GoalOutcome] = {}
         for mode in ready.policies:
             with progress(f"{case.name} by {mode}", "steps") as report:
                 played[mode] = ready.play(case, mode, report, processes)
@@ -170,7 +170,7 @@ def _stem(ready: "Trial") -> str:
 def _film(ready: "Trial", case: "Case", folder: Path) -> None:
     from m3pc.plots import filmstrip
 
-    rows: dict[str, list[tuple[int, Frame]]] = {}
+    rows: dict[str, list[tuple[int, RgbFrame]]] = {}
     for mode in ready.policies:
         path = folder / f"{case.name.replace(' ', '-')}-{mode}.mp4"
         frames = ready.film(case, mode, path)

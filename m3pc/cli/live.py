@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 EVERY = 10.0  # seconds between two lines where there is no terminal
-Show = Callable[[Mapping[str, Any]], None]
+ShowStatus = Callable[[Mapping[str, Any]], None]
 
 
 @contextmanager
-def live(title: str) -> Iterator[Show]:
+def live(title: str) -> Iterator[ShowStatus]:
     """Yield a function that shows a status: a page on a terminal, else a line now and then."""
     from rich.console import Console
 
@@ -27,7 +27,7 @@ def live(title: str) -> Iterator[Show]:
 
 
 @contextmanager
-def _page(console: Any) -> Iterator[Show]:
+def _page(console: Any) -> Iterator[ShowStatus]:
     from rich.live import Live
 
     with Live(console=console, refresh_per_second=4, transient=False) as view:
@@ -35,7 +35,7 @@ def _page(console: Any) -> Iterator[Show]:
 
 
 @contextmanager
-def _lines(title: str) -> Iterator[Show]:
+def _lines(title: str) -> Iterator[ShowStatus]:
     last = -math.inf
 
     def show(status: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from m3pc.cli.track import Track
+from m3pc.cli.track import TrackOption
 
 if TYPE_CHECKING:
     from m3pc.training.pretrain import Pretrained
@@ -28,7 +28,7 @@ def pretrain(
     resume: Annotated[
         Path | None, typer.Option(help="Go on with this run, as if it had never stopped.")
     ] = None,
-    track: Track = "",
+    track: TrackOption = "",
 ) -> None:
     """Learn from logged episodes; end with what decides whether planning can work."""
     from m3pc.cli.data import open_store

@@ -10,12 +10,12 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-Report = Callable[[Mapping[str, Any]], None]
+OnProgress = Callable[[Mapping[str, Any]], None]
 EVERY = 10.0  # seconds between two lines where there is no terminal
 
 
 @contextmanager
-def progress(title: str, unit: str) -> Iterator[Report]:
+def progress(title: str, unit: str) -> Iterator[OnProgress]:
     """Yield a function that takes {unit: done, "of": total, anything: else}, and shows it."""
     from rich.console import Console
 
@@ -25,7 +25,7 @@ def progress(title: str, unit: str) -> Iterator[Report]:
 
 
 @contextmanager
-def _lines(title: str) -> Iterator[Report]:
+def _lines(title: str) -> Iterator[OnProgress]:
     start = last = time.monotonic()
     began: tuple[float, float] | None = None  # count and time of the first report: a resumed run
 
@@ -45,7 +45,7 @@ def _lines(title: str) -> Iterator[Report]:
 
 
 @contextmanager
-def _bar(title: str, unit: str, console: "Console") -> Iterator[Report]:
+def _bar(title: str, unit: str, console: "Console") -> Iterator[OnProgress]:
     from rich.progress import (
         BarColumn,
         Progress,

@@ -11,7 +11,7 @@ import typer
 from m3pc.cli.data import store_path
 
 if TYPE_CHECKING:
-    from replay.format.index import Listing
+    from replay.format.index import StoreIndex
     from replay.writing.writer import Writer
 
 FOUND = 1  # exit code where a check found something
@@ -134,12 +134,12 @@ def export(
     )
 
 
-class Plan(NamedTuple):
+class DropPlan(NamedTuple):
     what: str  # will be done, in words
     act: Callable[["Writer"], None] | None  # None: there is nothing to do
 
 
-def _without_segments(path: Path, listing: "Listing", text: str) -> Plan:
+def _without_segments(path: Path, listing: "StoreIndex", text: str) -> DropPlan:
     from m3pc.types import InputError
 
     known = {listed.number: listed for listed in listing.segments}
@@ -155,7 +155,7 @@ def _without_segments(path: Path, listing: "Listing", text: str) -> Plan:
             raise InputError(f"{path} has no segment {word.strip()}; it has {there}")
         chosen |= within
     gone = [known[number] for number in sorted(chosen)]
-    return Plan(
+    return DropPlan(
         f"segments {', '.join(str(listed.number) for listed in gone)}: "
         f"{sum(listed.episodes.rows for listed in gone):,} episodes, "
         f"{sum(listed.steps.rows for listed in gone):,} steps, "
@@ -164,7 +164,7 @@ def _without_segments(path: Path, listing: "Listing", text: str) -> Plan:
     )
 
 
-def _without_producer(path: Path, text: str) -> Plan:
+def _without_producer(path: Path, text: str) -> DropPlan:
     from m3pc.types import InputError
     from replay.format.manifest import Withdraw
     from replay.format.segment import withdrawn
@@ -186,25 +186,25 @@ def _without_producer(path: Path, text: str) -> Plan:
     who, later = f"slot {slot}", ", nor what the slot sends later"
     if incarnation is not None:
         who, later = f"{who}, incarnation {incarnation}", ""
-    return Plan(
+    return DropPlan(
         f"{who}: {count:,} episodes will never be sampled again{later}",
         lambda writer: writer.withdraw(slot, incarnation),
     )
 
 
-def _without_damage(path: Path) -> Plan:
+def _without_damage(path: Path) -> DropPlan:
     from m3pc.cli.replay_info import line
     from replay.store.inspect import survey
     from replay.store.recovery import QUARANTINE
 
     found = survey(path)
     if not found.damaged:
-        return Plan("nothing is damaged: nothing to do", None)
+        return DropPlan("nothing is damaged: nothing to do", None)
     files = [line(path, finding) for finding in found.damaged]
     last = f"{found.lost:,} episodes of damaged segments will be set aside in {QUARANTINE}/"
     if any(finding.file == path / str(found.log) for finding in found.damaged):
         last += ", the log too, after what is whole in it was saved"
-    return Plan("\n".join([*files, last]), lambda writer: None)  # opening the writer does it
+    return DropPlan("\n".join([*files, last]), lambda writer: None)  # opening the writer does it
 
 
 def _confirm(yes: bool) -> None:

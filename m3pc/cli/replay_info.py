@@ -13,25 +13,25 @@ from rich.text import Text
 
 from m3pc.cli.config import WIDE
 from replay.format.segment import FOLDER as SEGMENTS
-from replay.store.inspect import State, Survey
+from replay.store.inspect import StoreInspection, StoreState
 from replay.store.recovery import QUARANTINE
 from replay.store.verify import Finding, files
 
 MOST = 8  # producers, segments or files that a line names
 MEANING = {
-    State.WRITTEN: "a writer has it open",
-    State.CLOSED: "nobody has it open",
-    State.CRASHED: "its writer did not end in order; opening it to write repairs it",
-    State.FINISHED: "nothing more will come",
+    StoreState.WRITTEN: "a writer has it open",
+    StoreState.CLOSED: "nobody has it open",
+    StoreState.CRASHED: "its writer did not end in order; opening it to write repairs it",
+    StoreState.FINISHED: "nothing more will come",
 }
 AGES = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
 
 
-def as_json(found: Survey) -> str:
+def as_json(found: StoreInspection) -> str:
     return json.dumps(_facts(found), indent=1)
 
 
-def show(found: Survey) -> None:
+def show(found: StoreInspection) -> None:
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -52,7 +52,7 @@ def _what(finding: Finding) -> str:
     return finding.what.removeprefix(f"{finding.file} ")
 
 
-def _facts(found: Survey) -> dict[str, Any]:
+def _facts(found: StoreInspection) -> dict[str, Any]:
     header, listing = found.listing.header, found.listing
     aside, stats = found.path / QUARANTINE, _stats(found)
     sealed = [changed for name, (_, changed) in stats.items() if name.startswith(SEGMENTS)]
@@ -109,7 +109,7 @@ def _words(facts: dict[str, Any], now: float) -> dict[str, str]:
         "newest segment": _age(facts["newest_segment"], now),
         "damaged": _by_name(facts["damaged"]),
     }
-    if state is State.FINISHED:
+    if state is StoreState.FINISHED:
         return lines
     producers = [f"{p['slot']}:{p['incarnation']} next {p['next']}" for p in facts["producers"]]
     slots = [
@@ -129,7 +129,7 @@ def _words(facts: dict[str, Any], now: float) -> dict[str, str]:
     }
 
 
-def _stats(found: Survey) -> dict[str, tuple[int, float]]:
+def _stats(found: StoreInspection) -> dict[str, tuple[int, float]]:
     """Bytes of each file and when it changed; without those that a writer has just removed."""
     stats = {}
     for name in files(found.listing):

@@ -50,7 +50,7 @@ def serve(
     """Serve actions until SIGTERM; SIGHUP reads CKPT anew. docs/SERVE.md says how to ask."""
     import logging
 
-    from m3pc.serving.server import Order
+    from m3pc.serving.server import ServeConfig
     from m3pc.serving.server import serve as served
     from m3pc.types import InputError
 
@@ -65,7 +65,7 @@ def serve(
     more = [f"planner.mode={planner}"] if planner else []
     more += [] if ratio is None else [f"conditioning.evaluation_ratio={ratio}"]
     code = served(
-        Order(
+        ServeConfig(
             path=checkpoint,
             host=host,
             port=port,

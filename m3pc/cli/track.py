@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-Track = Annotated[
+TrackOption = Annotated[
     str,
     typer.Option(
         envvar="M3PC_TRACK",

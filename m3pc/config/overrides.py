@@ -35,7 +35,7 @@ def flatten(config: Config) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class FieldInfo:
     """What a user may know about one field."""
 
     path: str
@@ -44,7 +44,7 @@ class Setting:
 
 
 @cache
-def settings() -> Mapping[str, Setting]:
+def settings() -> Mapping[str, FieldInfo]:
     """Every field by dotted path, in the order of the models."""
     schema = Config.model_json_schema()
     return {setting.path: setting for setting in _settings_of(schema, schema["$defs"], "")}
@@ -52,13 +52,13 @@ def settings() -> Mapping[str, Setting]:
 
 def _settings_of(
     schema: Mapping[str, Any], sections: Mapping[str, Any], prefix: str
-) -> Iterator[Setting]:
+) -> Iterator[FieldInfo]:
     for name, node in schema["properties"].items():
         if "$ref" in node:
             section = sections[node["$ref"].rpartition("/")[2]]
             yield from _settings_of(section, sections, f"{prefix}{name}.")
         else:
-            yield Setting(path=prefix + name, allowed=_allowed(node), meaning=node["description"])
+            yield FieldInfo(path=prefix + name, allowed=_allowed(node), meaning=node["description"])
 
 
 _BOUNDS = {  # JSON schema's words and ours

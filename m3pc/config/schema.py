@@ -10,17 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from m3pc.config.validation import conflicts
 
-Count = Annotated[int, Field(ge=1, le=10**9)]
-CountOrZero = Annotated[int, Field(ge=0, le=10**9)]
-Few = Annotated[int, Field(ge=1, le=64)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Part = Annotated[float, Field(gt=0, le=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=10**9)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=10**9)]
+SmallCount = Annotated[int, Field(ge=1, le=64)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 Ratio = Annotated[float, Field(ge=0, le=10)]
-Units = Annotated[float, Field(ge=0, le=16)]
-Wait = Annotated[float, Field(ge=0, le=10)]  # seconds
-Patience = Annotated[float, Field(ge=0.1, le=3600)]  # seconds
+CpuCount = Annotated[float, Field(ge=0, le=16)]
+ShortSeconds = Annotated[float, Field(ge=0, le=10)]  # seconds
+Seconds = Annotated[float, Field(ge=0.1, le=3600)]  # seconds
 
 
 def _field(default: object, meaning: str) -> Any:
@@ -38,10 +38,10 @@ class ModelConfig(Section):
 
     window: Annotated[int, Field(ge=2, le=1024)] = _field(8, "steps T of one segment")
     width: Annotated[int, Field(ge=2, le=16384)] = _field(512, "numbers in one token")
-    heads: Few = _field(4, "attention heads, which share the width evenly")
-    encoder_layers: Few = _field(2, "layers that see the visible tokens only")
-    decoder_layers: Few = _field(1, "layers that see all tokens")
-    expansion: Few = _field(4, "hidden width of a layer's feed-forward part, in widths")
+    heads: SmallCount = _field(4, "attention heads, which share the width evenly")
+    encoder_layers: SmallCount = _field(2, "layers that see the visible tokens only")
+    decoder_layers: SmallCount = _field(1, "layers that see all tokens")
+    expansion: SmallCount = _field(4, "hidden width of a layer's feed-forward part, in widths")
     dropout: BelowOne = _field(0.1, "on attention, feed-forward, residual")
     position_scale: Ratio = _field(0.5, "factor on the sine and cosine of the step; 0 hides order")
     log_sigma_min: Annotated[float, Field(ge=-20, le=10)] = _field(
@@ -85,9 +85,11 @@ class MasksConfig(Section):
     groups: Annotated[int, Field(ge=1, le=1024)] = _field(
         1, "masks per batch, each on an equal part"
     )
-    keep_ratios: Annotated[tuple[Part, ...], Field(min_length=1, max_length=64)] = _field(
-        (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0),
-        "visible share of a modality before the cut, one drawn evenly per modality and mask",
+    keep_ratios: Annotated[tuple[PositiveFraction, ...], Field(min_length=1, max_length=64)] = (
+        _field(
+            (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0),
+            "visible share of a modality before the cut, one drawn evenly per modality and mask",
+        )
     )
     pivot: PivotConfig = PivotConfig()
 
@@ -124,7 +126,7 @@ class EntropyConfig(Section):
         -3.0, "beta in nats, as counted by entropy.per; lower allows sharper actions"
     )
     alpha: Annotated[float, Field(gt=0, le=1e3)] = _field(0.1, "alpha at the start")
-    alpha_lr: Part = _field(1e-4, "Adam's learning rate for log alpha")
+    alpha_lr: PositiveFraction = _field(1e-4, "Adam's learning rate for log alpha")
     alpha_online: Literal["reset", "keep"] = _field(
         "keep", "alpha when finetuning starts: entropy.alpha again, or the checkpoint's"
     )
@@ -133,10 +135,10 @@ class EntropyConfig(Section):
 class OptimiserConfig(Section):
     """AdamW of the trajectory model, offline and online."""
 
-    weight_decay: Share = _field(5e-3, "on the weights of linear layers and attention only")
+    weight_decay: Fraction = _field(5e-3, "on the weights of linear layers and attention only")
     beta1: BelowOne = _field(0.9, "decay of the mean gradient")
     beta2: BelowOne = _field(0.999, "decay of the squared gradient")
-    epsilon: Part = _field(1e-8, "keeps the division finite")
+    epsilon: PositiveFraction = _field(1e-8, "keeps the division finite")
     clip: Annotated[float, Field(ge=0, le=1e6)] = _field(
         0.0, "largest norm of the gradient; 0 does not clip"
     )
@@ -145,22 +147,24 @@ class OptimiserConfig(Section):
 class PretrainConfig(Section):
     """Learning offline: a linear warm-up, then a cosine to 0."""
 
-    batch: Count = _field(2048, "segments per update")
-    updates: Count = _field(140_000, "updates in all")
-    warmup: CountOrZero = _field(40_000, "updates until the learning rate is reached")
-    lr: Part = _field(1e-4, "highest learning rate")
-    log_every: Count = _field(100, "updates between two lines of metrics")
-    measure_every: Count = _field(500, "updates between two measurements on held-out episodes")
-    checkpoint_every: Count = _field(1000, "updates between two checkpoints")
+    batch: PositiveInt = _field(2048, "segments per update")
+    updates: PositiveInt = _field(140_000, "updates in all")
+    warmup: NonNegativeInt = _field(40_000, "updates until the learning rate is reached")
+    lr: PositiveFraction = _field(1e-4, "highest learning rate")
+    log_every: PositiveInt = _field(100, "updates between two lines of metrics")
+    measure_every: PositiveInt = _field(
+        500, "updates between two measurements on held-out episodes"
+    )
+    checkpoint_every: PositiveInt = _field(1000, "updates between two checkpoints")
     keep: Annotated[int, Field(ge=1, le=1000)] = _field(3, "newest checkpoints that are kept")
 
 
 class DatasetConfig(Section):
     """How logged episodes are taken in."""
 
-    train_share: Part = _field(0.95, "share of the episodes that is trained on")
+    train_share: PositiveFraction = _field(0.95, "share of the episodes that is trained on")
     shuffle: bool = _field(False, "split at random by the seed; false: the last ones validate")
-    min_length: Count = _field(8, "steps; shorter episodes are left out")
+    min_length: PositiveInt = _field(8, "steps; shorter episodes are left out")
     action_margin: Annotated[float, Field(ge=1e-6, le=0.1)] = _field(
         1e-5, "actions are clipped to 1 minus this in size, where atanh is finite"
     )
@@ -170,7 +174,7 @@ class ReturnsConfig(Section):
     """The return at step t of an episode with step limit H."""
 
     mode: Literal["average", "sum"] = _field("average", "divided by H - t, or not")
-    discount: Part = _field(1.0, "per step; 1 in average mode")
+    discount: PositiveFraction = _field(1.0, "per step; 1 in average mode")
     include_now: bool = _field(True, "the reward at t counts; false: only those after it")
 
 
@@ -178,7 +182,7 @@ class NormaliserConfig(Section):
     """Mean and standard deviation of states, rewards and returns."""
 
     padded: bool = _field(False, "over episodes filled with zeros up to H, as released")
-    std_floor: Part = _field(1e-3, "least standard deviation")
+    std_floor: PositiveFraction = _field(1e-3, "least standard deviation")
     below_floor: Literal["floor", "one"] = _field(
         "floor", "what stands in for a smaller one: the floor, or 1 as released"
     )
@@ -208,8 +212,8 @@ class PlannerConfig(Section):
         4, "steps imagined ahead; the first window - horizon steps of an episode see further"
     )
     candidates: Annotated[int, Field(ge=1, le=1_000_000)] = _field(625, "plans per decision")
-    lam: Share = _field(0.6, "lambda; 0 trusts the first value, 1 the imagined rewards")
-    discount: Share = _field(0.99, "gamma per step in the utility")
+    lam: Fraction = _field(0.6, "lambda; 0 trusts the first value, 1 the imagined rewards")
+    discount: Fraction = _field(0.99, "gamma per step in the utility")
     discount_start: Annotated[int, Field(ge=0, le=1)] = _field(
         0, "power of gamma on the utility's first term"
     )
@@ -247,9 +251,9 @@ class ConditioningConfig(Section):
 class SpacingConfig(Section):
     """Rows of a waypoint table that share one subgoal; 1 makes every row a subgoal."""
 
-    hopper: Count = _field(5, "rows per subgoal, hopper")
-    walker2d: Count = _field(30, "rows per subgoal, walker2d")
-    halfcheetah: Count = _field(1, "rows per subgoal, halfcheetah")
+    hopper: PositiveInt = _field(5, "rows per subgoal, hopper")
+    walker2d: PositiveInt = _field(30, "rows per subgoal, walker2d")
+    halfcheetah: PositiveInt = _field(1, "rows per subgoal, halfcheetah")
 
 
 class GoalConfig(Section):
@@ -269,56 +273,62 @@ class CriticConfig(Section):
     """Twin Q and V by implicit Q-learning."""
 
     width: Annotated[int, Field(ge=1, le=16384)] = _field(256, "numbers in a hidden layer")
-    layers: Few = _field(2, "hidden layers")
-    lr: Part = _field(3e-4, "Adam's learning rate")
-    batch: Count = _field(256, "transitions per update")
-    regression_updates: CountOrZero = _field(0, "first: regression on discounted returns")
-    updates: CountOrZero = _field(1_000_000, "then: updates on logged transitions")
+    layers: SmallCount = _field(2, "hidden layers")
+    lr: PositiveFraction = _field(3e-4, "Adam's learning rate")
+    batch: PositiveInt = _field(256, "transitions per update")
+    regression_updates: NonNegativeInt = _field(0, "first: regression on discounted returns")
+    updates: NonNegativeInt = _field(1_000_000, "then: updates on logged transitions")
     online: Literal["iql", "regression"] = _field(
         "iql", "updates while finetuning: implicit Q-learning, or regression as at the start"
     )
-    discount: Share = _field(0.99, "gamma per step")
+    discount: Fraction = _field(0.99, "gamma per step")
     expectile: Annotated[float, Field(gt=0, lt=1)] = _field(
         0.7, "0.5 the mean action's value, near 1 the best one's"
     )
     terminals: bool = _field(True, "terminal states are worth 0; time-outs always bootstrap")
-    tau: Part = _field(5e-3, "step of the target networks; 1 copies")
+    tau: PositiveFraction = _field(5e-3, "step of the target networks; 1 copies")
 
 
 class ReplayConfig(Section):
     """What is kept to learn from."""
 
-    episodes: Count = _field(1000, "for the model: the best logged ones, then first in, first out")
+    episodes: PositiveInt = _field(
+        1000, "for the model: the best logged ones, then first in, first out"
+    )
     sampling: Literal["length", "uniform"] = _field(
         "length", "an episode's chance: by its length, or the same for all"
     )
-    offline_transitions: Count = _field(1_000_000, "logged ones kept for the critic")
-    online_transitions: Count = _field(1_000_000, "collected ones kept for the critic")
-    online_after: CountOrZero = _field(5000, "collected transitions before the critic sees any")
-    online_share: Share = _field(0.5, "collected part of the critic's batch from then on")
+    offline_transitions: PositiveInt = _field(1_000_000, "logged ones kept for the critic")
+    online_transitions: PositiveInt = _field(1_000_000, "collected ones kept for the critic")
+    online_after: NonNegativeInt = _field(5000, "collected transitions before the critic sees any")
+    online_share: Fraction = _field(0.5, "collected part of the critic's batch from then on")
 
 
 class OnlineConfig(Section):
     """Finetuning: updates are owed per step and per episode collected."""
 
-    steps: CountOrZero = _field(200_000, "environment steps in all")
-    batch: Count = _field(512, "segments per update of the model")
-    lr: Part = _field(1e-4, "learning rate of the model at the start")
-    lr_end: Share = _field(1.0, "part of it left when all steps are collected; 1: it is constant")
+    steps: NonNegativeInt = _field(200_000, "environment steps in all")
+    batch: PositiveInt = _field(512, "segments per update of the model")
+    lr: PositiveFraction = _field(1e-4, "learning rate of the model at the start")
+    lr_end: Fraction = _field(
+        1.0, "part of it left when all steps are collected; 1: it is constant"
+    )
     updates_per_step: Annotated[float, Field(ge=0, le=1000)] = _field(0.2, "owed per step")
-    updates_per_episode: CountOrZero = _field(0, "owed per episode, on top")
-    critic_updates: CountOrZero = _field(10, "critic updates per update of the model")
+    updates_per_episode: NonNegativeInt = _field(0, "owed per episode, on top")
+    critic_updates: NonNegativeInt = _field(10, "critic updates per update of the model")
     noise: Annotated[float, Field(ge=0, le=10)] = _field(
         0.0, "sigma on rcbc's actions to explore by instead of planning; 0 explores by planning"
     )
-    slack: CountOrZero = _field(
+    slack: NonNegativeInt = _field(
         2_000, "steps that collecting may run ahead of learning, beyond need"
     )
-    publish_every: Count = _field(20, "updates of the model between two published versions")
-    checkpoint_every: Count = _field(500, "updates of the model between two checkpoints")
-    keep: Count = _field(3, "checkpoints and versions kept")
-    stale_after: Count = _field(500, "updates behind the learner from which on a policy is old")
-    pause_after: Count = _field(5_000, "updates behind the learner that stop acting by it")
+    publish_every: PositiveInt = _field(20, "updates of the model between two published versions")
+    checkpoint_every: PositiveInt = _field(500, "updates of the model between two checkpoints")
+    keep: PositiveInt = _field(3, "checkpoints and versions kept")
+    stale_after: PositiveInt = _field(
+        500, "updates behind the learner from which on a policy is old"
+    )
+    pause_after: PositiveInt = _field(5_000, "updates behind the learner that stop acting by it")
     without_actors: Literal["wait", "continue_offline"] = _field(
         "wait", "what the learner does when nothing is collected for a minute"
     )
@@ -327,36 +337,38 @@ class OnlineConfig(Section):
 class FleetConfig(Section):
     """The processes of an online run, and how long they wait for each other."""
 
-    actors: CountOrZero = _field(2, "rollout processes")
-    least_actors: Count = _field(1, "rollout processes that autoscaling leaves")
-    most_actors: CountOrZero = _field(0, "rollout processes that autoscaling makes; 0: it is off")
-    envs_per_actor: Few = _field(4, "environments in each: half step while half are planned")
-    planners: Few = _field(1, "planner servers")
-    learners: Few = _field(1, "learner processes that share each batch")
+    actors: NonNegativeInt = _field(2, "rollout processes")
+    least_actors: PositiveInt = _field(1, "rollout processes that autoscaling leaves")
+    most_actors: NonNegativeInt = _field(
+        0, "rollout processes that autoscaling makes; 0: it is off"
+    )
+    envs_per_actor: SmallCount = _field(4, "environments in each: half step while half are planned")
+    planners: SmallCount = _field(1, "planner servers")
+    learners: SmallCount = _field(1, "learner processes that share each batch")
     roles: bool = _field(
         False, "on a cluster, ask for nodes that offer m3pc_actor, m3pc_planner, m3pc_learner"
     )
-    actor_cpus: Units = _field(1.0, "CPUs that each rollout process holds")
-    planner_gpus: Units = _field(0.0, "GPUs that each planner server holds")
-    learner_gpus: Units = _field(0.0, "GPUs that each learner holds")
-    batch: Count = _field(64, "environments that a planner server answers together at most")
-    batch_wait: Wait = _field(0.002, "seconds that a batch waits for company")
-    queue: Count = _field(1024, "environments that may wait for a planner server")
-    deadline: Patience = _field(10.0, "seconds for an answer of a planner server or of the store")
-    step_timeout: Patience = _field(30.0, "seconds after which an environment's step has hung")
-    silence: Patience = _field(30.0, "seconds without an answer after which a process is killed")
-    unacked: Few = _field(32, "episodes of an actor that may wait for the store")
+    actor_cpus: CpuCount = _field(1.0, "CPUs that each rollout process holds")
+    planner_gpus: CpuCount = _field(0.0, "GPUs that each planner server holds")
+    learner_gpus: CpuCount = _field(0.0, "GPUs that each learner holds")
+    batch: PositiveInt = _field(64, "environments that a planner server answers together at most")
+    batch_wait: ShortSeconds = _field(0.002, "seconds that a batch waits for company")
+    queue: PositiveInt = _field(1024, "environments that may wait for a planner server")
+    deadline: Seconds = _field(10.0, "seconds for an answer of a planner server or of the store")
+    step_timeout: Seconds = _field(30.0, "seconds after which an environment's step has hung")
+    silence: Seconds = _field(30.0, "seconds without an answer after which a process is killed")
+    unacked: SmallCount = _field(32, "episodes of an actor that may wait for the store")
     durability: Literal["fsync", "os"] = _field(
         "fsync", "an acknowledged episode survives power loss, or the death of any process"
     )
     receipts: bool = _field(False, "actors keep a list of what the store acknowledged")
-    keep_episodes: CountOrZero = _field(0, "collected episodes kept at least; 0 keeps all")
+    keep_episodes: NonNegativeInt = _field(0, "collected episodes kept at least; 0 keeps all")
 
 
 class EvaluationConfig(Section):
     """When and how long the policy is measured."""
 
-    every: Count = _field(10_000, "environment steps between two evaluations")
+    every: PositiveInt = _field(10_000, "environment steps between two evaluations")
     episodes: Annotated[int, Field(ge=1, le=100_000)] = _field(20, "episodes per evaluation")
     seeds: Annotated[int, Field(ge=1, le=1000)] = _field(5, "training runs behind a reported score")
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from m3pc.coordinator.coordinator import Keeper
+from m3pc.coordinator.coordinator import TableCoordinator
 from m3pc.coordinator.sqlite import SqliteTable
-from m3pc.types import Coordinator, Floor, InputError
+from m3pc.types import Coordinator, InputError, RecoveredState
 
 if TYPE_CHECKING:
-    from m3pc.coordinator.redis import Server
+    from m3pc.coordinator.redis import RedisAddress
 
 PASSWORD, PASSWORD_FILE = "M3PC_REDIS_PASSWORD", "M3PC_REDIS_PASSWORD_FILE"  # variables
 EXPECTED = "give redis://USER@HOST:PORT/DATABASE, rediss://... or the path of a SQLite file"
@@ -24,7 +24,7 @@ def connect(
     *,
     run: str,
     generations: Path,
-    floor: Callable[[], Floor] = Floor,
+    floor: Callable[[], RecoveredState] = RecoveredState,
     deadline: float = 5.0,
 ) -> Coordinator:
     """The coordinator of a run, at a Redis URL or in a SQLite file (a path, or sqlite:PATH).
@@ -44,13 +44,15 @@ def connect(
         # In braces: a Redis Cluster keeps all keys of a run on one node.
         prefix, patience = f"m3pc:{{{run}}}", min(1.0, deadline / 4)
         table = RedisTable(_server(str(address)), prefix=prefix, patience=patience)
-        return Keeper(table, generations=generations, floor=floor, deadline=deadline)
+        return TableCoordinator(table, generations=generations, floor=floor, deadline=deadline)
     path = Path(str(address).removeprefix("sqlite:"))
     if not path.name or path.is_dir():
         raise InputError(f"the coordinator's address is {str(address)!r}, no file; {EXPECTED}")
     if not path.parent.is_dir():
         raise InputError(f"the coordinator's folder {path.parent} does not exist; make it first")
-    return Keeper(SqliteTable(path), generations=generations, floor=floor, deadline=deadline)
+    return TableCoordinator(
+        SqliteTable(path), generations=generations, floor=floor, deadline=deadline
+    )
 
 
 def _scheme(address: str | Path) -> str:
@@ -63,8 +65,8 @@ def _scheme(address: str | Path) -> str:
     return scheme if separator else ""
 
 
-def _server(url: str) -> "Server":
-    from m3pc.coordinator.redis import Server
+def _server(url: str) -> "RedisAddress":
+    from m3pc.coordinator.redis import RedisAddress
 
     try:
         parts = urlsplit(url)
@@ -84,7 +86,7 @@ def _server(url: str) -> "Server":
             "the coordinator's URL has options that are not known; only rediss:// takes one, "
             "ca=FILE with the certificates to trust"
         )
-    return Server(
+    return RedisAddress(
         host=parts.hostname,
         port=port,
         database=int(database),

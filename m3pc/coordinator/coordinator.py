@@ -24,24 +24,24 @@ from m3pc.coordinator.records import (
     MARKER,
     POINTERS,
     SLOTS,
-    DamagedError,
+    DamagedRecordError,
     Hold,
-    Kind,
-    Marker,
+    PointerRecord,
     R,
     Record,
-    Slot,
-    Track,
+    RecordType,
+    RunMarker,
+    SlotRecord,
 )
-from m3pc.coordinator.table import Contents, Deadline, Look, LostError, Table
+from m3pc.coordinator.table import Deadline, RecordsLostError, Table, TableContents, TableSnapshot
 from m3pc.types import (
     CoordinatorUnavailableError,
-    Floor,
     InputError,
     Lease,
     Member,
     Pointer,
     Published,
+    RecoveredState,
     Version,
 )
 
@@ -59,7 +59,7 @@ Rule = Callable[[R, int, int], tuple[R, A]]  # record, base, now -> record, answ
 Records = dict[tuple[str, str], Record]  # by kind and name
 
 
-class Keeper:
+class TableCoordinator:
     """A Coordinator. Threads may share it; processes make their own."""
 
     def __init__(
@@ -67,7 +67,7 @@ class Keeper:
         table: Table,
         *,
         generations: Path,
-        floor: Callable[[], Floor] = Floor,
+        floor: Callable[[], RecoveredState] = RecoveredState,
         deadline: float = 5.0,
     ) -> None:
         """`generations` is a folder that all who share the table see; `floor` reads the disk."""
@@ -157,7 +157,7 @@ class Keeper:
     def close(self) -> None:
         self._table.close()
 
-    def _change(self, kind: Kind[R], name: str, rule: Rule[R, A]) -> A:
+    def _change(self, kind: RecordType[R], name: str, rule: Rule[R, A]) -> A:
         """Apply a rule to the record as it is and as we remember it; write what is new."""
         deadline = Deadline(self._seconds)
         while True:
@@ -182,18 +182,18 @@ class Keeper:
                 "try again, or give a longer deadline",
             )
 
-    def _known(self, kind: Kind[R], name: str, found: R) -> R:
+    def _known(self, kind: RecordType[R], name: str, found: R) -> R:
         with self._lock:
             seen = self._seen.get((kind.name, name))
         return found.join(seen) if isinstance(seen, kind.record) else found
 
-    def _remember(self, kind: Kind[R], name: str, record: R) -> None:
+    def _remember(self, kind: RecordType[R], name: str, record: R) -> None:
         with self._lock:
             seen = self._seen.get((kind.name, name))
             joined = record.join(seen) if isinstance(seen, kind.record) else record
             self._seen[kind.name, name] = joined
 
-    def _look(self, kind: Kind[R], name: str | None, deadline: Deadline) -> Look:
+    def _look(self, kind: RecordType[R], name: str | None, deadline: Deadline) -> TableSnapshot:
         """What the table holds, readable; rebuilt first where it is not."""
         for _ in range(REBUILDS):
             try:
@@ -202,9 +202,9 @@ class Keeper:
                 for each, text in look.texts.items():
                     kind.open(each, text)
                 return look
-            except LostError as lost:
+            except RecordsLostError as lost:
                 marker, reason = lost.marker, "the records are gone"
-            except DamagedError as damage:
+            except DamagedRecordError as damage:
                 marker, reason = look.marker, str(damage)
             self._rebuild(marker, reason, deadline)
         raise CoordinatorUnavailableError(
@@ -213,7 +213,7 @@ class Keeper:
         )
 
     def _rebuild(self, marker: str, reason: str, deadline: Deadline) -> None:
-        def make(found: Contents, now: int) -> tuple[str, Contents]:
+        def make(found: TableContents, now: int) -> tuple[str, TableContents]:
             records = join(_readable(found), _from_floor(self._floor()))
             with self._lock:
                 records = join(records, self._seen)
@@ -227,7 +227,7 @@ class Keeper:
                 len(records),
                 reason,
             )
-            return MARKER.seal("", Marker(generation=generation)), _sealed(records, now)
+            return MARKER.seal("", RunMarker(generation=generation)), _sealed(records, now)
 
         self._table.rebuild(marker, make, deadline)
 
@@ -236,24 +236,26 @@ def join(a: Records, b: Records) -> Records:
     return a | {key: record.join(a[key]) if key in a else record for key, record in b.items()}
 
 
-def _readable(found: Contents) -> Records:
+def _readable(found: TableContents) -> Records:
     """What can still be read of a table that somebody damaged."""
     records: Records = {}
     for kind, texts in found.items():
         for name, text in texts.items():
             try:
                 records[kind, name] = KINDS[kind].open(name, text)
-            except DamagedError as damage:
+            except DamagedRecordError as damage:
                 log.warning("event=coordinator-record-dropped reason=%r", str(damage))
     return records
 
 
-def _from_floor(floor: Floor) -> Records:
-    slots = {str(slot): Slot(incarnation=number) for slot, number in floor.incarnations.items()}
+def _from_floor(floor: RecoveredState) -> Records:
+    slots = {
+        str(slot): SlotRecord(incarnation=number) for slot, number in floor.incarnations.items()
+    }
     leases = {name: Hold(fencing=number) for name, number in floor.fencings.items()}
-    tracks = {name: Track(epoch=number) for name, number in floor.epochs.items()}
+    tracks = {name: PointerRecord(epoch=number) for name, number in floor.epochs.items()}
     for name, pointer in floor.pointers.items():
-        track = Track(epoch=pointer.version.epoch, pointer=pointer)
+        track = PointerRecord(epoch=pointer.version.epoch, pointer=pointer)
         tracks[name] = track.join(tracks.get(name, track))
     return (
         {(SLOTS.name, name): slot for name, slot in slots.items()}
@@ -266,7 +268,7 @@ def _unused_generation(record: Record) -> int:
     return (record.number >> record.bits) + 1 if record.number else 0
 
 
-def _sealed(records: Records, now: int) -> Contents:
+def _sealed(records: Records, now: int) -> TableContents:
     """As a new table, with times of its clock: silence counts from now on."""
     contents: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
     for (kind, name), record in records.items():
@@ -276,7 +278,7 @@ def _sealed(records: Records, now: int) -> Contents:
 
 def _restamped(record: Record, now: int) -> Record:
     match record:
-        case Slot():
+        case SlotRecord():
             return record.model_copy(update={"beat": now})
         case Hold():
             return record.model_copy(update={"since": min(record.since, now)})

@@ -16,10 +16,10 @@ from m3pc.types import EPOCH_BITS, Pointer
 
 LARGEST = 8192  # characters of a sealed record
 
-Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+StoredInt = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
-class DamagedError(Exception):
+class DamagedRecordError(Exception):
     """A record is not as it was written."""
 
 
@@ -36,9 +36,9 @@ class Record(BaseModel):
         raise NotImplementedError
 
 
-class Slot(Record):
-    incarnation: Count = 0
-    beat: Count = 0  # when it was last heard of
+class SlotRecord(Record):
+    incarnation: StoredInt = 0
+    beat: StoredInt = 0  # when it was last heard of
 
     @property
     def number(self) -> int:
@@ -51,10 +51,10 @@ class Slot(Record):
 class Hold(Record):
     """A lease as the back-end sees it. Free when its time is over."""
 
-    fencing: Count = 0
+    fencing: StoredInt = 0
     holder: str = ""  # nobody knows after a loss
-    since: Count = 0
-    length: Count = 0  # milliseconds; 0 once released
+    since: StoredInt = 0
+    length: StoredInt = 0  # milliseconds; 0 once released
 
     @property
     def number(self) -> int:
@@ -67,11 +67,11 @@ class Hold(Record):
         return now < self.since + self.length
 
 
-class Track(Record):
+class PointerRecord(Record):
     """A pointer, and the newest epoch that may move it."""
 
     bits: ClassVar[int] = EPOCH_BITS - GENERATION_BITS  # an epoch is a part of a packed version
-    epoch: Count = 0
+    epoch: StoredInt = 0
     pointer: Pointer | None = None
 
     @property
@@ -86,16 +86,16 @@ class Track(Record):
         )
 
 
-class Marker(Record):
+class RunMarker(Record):
     """Says that a back-end holds this run, and since which loss."""
 
-    generation: Count = 0
+    generation: StoredInt = 0
 
 
 R = TypeVar("R", bound=Record)
 
 
-class Kind(Generic[R]):
+class RecordType(Generic[R]):
     """Records of one type under a name."""
 
     def __init__(self, name: str, record: type[R]) -> None:
@@ -112,19 +112,19 @@ class Kind(Generic[R]):
             return self.record()
         digest, _, rest = text.partition(" ")
         if len(text) > LARGEST or digest != self._digest(name, rest):
-            raise DamagedError(f"{self.name} {name!r}: the checksum is wrong")
+            raise DamagedRecordError(f"{self.name} {name!r}: the checksum is wrong")
         try:
             return self.record.model_validate_json(rest.partition(" ")[2])
         except ValidationError:
-            raise DamagedError(f"{self.name} {name!r}: not a record of this format") from None
+            raise DamagedRecordError(f"{self.name} {name!r}: not a record of this format") from None
 
     def _digest(self, name: str, rest: str) -> str:
         whole = f"{self.name} {name} {rest}".encode(errors="surrogatepass")
         return hashlib.sha256(whole).hexdigest()[:32]
 
 
-SLOTS = Kind("slots", Slot)
-LEASES = Kind("leases", Hold)
-POINTERS = Kind("pointers", Track)
-MARKER = Kind("marker", Marker)
-KINDS: Mapping[str, Kind[Any]] = {kind.name: kind for kind in (SLOTS, LEASES, POINTERS)}
+SLOTS = RecordType("slots", SlotRecord)
+LEASES = RecordType("leases", Hold)
+POINTERS = RecordType("pointers", PointerRecord)
+MARKER = RecordType("marker", RunMarker)
+KINDS: Mapping[str, RecordType[Any]] = {kind.name: kind for kind in (SLOTS, LEASES, POINTERS)}

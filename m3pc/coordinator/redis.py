@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from m3pc.coordinator.records import KINDS, LARGEST
-from m3pc.coordinator.table import Contents, Deadline, Look, LostError
+from m3pc.coordinator.table import Deadline, RecordsLostError, TableContents, TableSnapshot
 from m3pc.types import CoordinatorUnavailableError
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ DIGESTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class RedisAddress:
     """Where Redis is, and as whom to speak to it."""
 
     host: str
@@ -163,7 +163,7 @@ class Server:
 class RedisTable:
     def __init__(
         self,
-        server: Server,
+        server: RedisAddress,
         *,
         prefix: str,
         patience: float = 1.0,
@@ -176,7 +176,7 @@ class RedisTable:
         self._client = _client(server, patience)
         self.where = f"{server} {prefix}"
 
-    def look(self, kind: str, name: str | None, deadline: Deadline) -> Look:
+    def look(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
         arguments: list[str | int] = [LARGEST] if name is None else [LARGEST, name]
         pauses = self._pauses()
         while True:
@@ -186,9 +186,9 @@ class RedisTable:
             deadline.check(self.where, "another client rebuilds it", "see whether that one hangs")
             time.sleep(min(next(pauses), max(0.0, deadline.left)))
         if state != "OK":
-            raise LostError(marker)
+            raise RecordsLostError(marker)
         now, texts = rest
-        return Look(marker=marker, now=int(now), texts=_pairs(texts))
+        return TableSnapshot(marker=marker, now=int(now), texts=_pairs(texts))
 
     def swap(
         self, kind: str, name: str, *, old: str | None, new: str, marker: str, deadline: Deadline
@@ -199,7 +199,7 @@ class RedisTable:
     def rebuild(
         self,
         marker: str,
-        make: Callable[[Contents, int], tuple[str, Contents]],
+        make: Callable[[TableContents, int], tuple[str, TableContents]],
         deadline: Deadline,
     ) -> None:
         claim = CLAIM + secrets.token_hex(8)
@@ -278,7 +278,7 @@ class RedisTable:
         return str(error).replace(password, "***") if password else str(error)
 
 
-def _client(server: Server, patience: float) -> Any:
+def _client(server: RedisAddress, patience: float) -> Any:
     """Without retries of its own: ours are counted, logged and end at the deadline."""
     import redis
     from redis.backoff import NoBackoff

@@ -5,20 +5,20 @@ below it may be older than the record's and yet the newest that anybody remember
 it is believed, unless a newer one is known. New numbers are above `base`.
 """
 
-from m3pc.coordinator.records import Hold, Record, Slot, Track
+from m3pc.coordinator.records import Hold, PointerRecord, Record, SlotRecord
 from m3pc.types import InputError, Lease, Pointer, Published
 
 
-def register(slot: Slot, base: int, now: int) -> tuple[Slot, int]:
+def register(slot: SlotRecord, base: int, now: int) -> tuple[SlotRecord, int]:
     incarnation = _next(slot, base)
-    return Slot(incarnation=incarnation, beat=now), incarnation
+    return SlotRecord(incarnation=incarnation, beat=now), incarnation
 
 
-def heartbeat(slot: Slot, incarnation: int, base: int, now: int) -> tuple[Slot, bool]:
+def heartbeat(slot: SlotRecord, incarnation: int, base: int, now: int) -> tuple[SlotRecord, bool]:
     if incarnation < slot.incarnation:
         return slot, False
     _refuse_invented("incarnation", incarnation, max(slot.incarnation, base), "register")
-    return Slot(incarnation=incarnation, beat=max(now, slot.beat)), True
+    return SlotRecord(incarnation=incarnation, beat=max(now, slot.beat)), True
 
 
 def grant(hold: Hold, holder: str, length: int, base: int, now: int) -> tuple[Hold, int | None]:
@@ -47,12 +47,12 @@ def release(hold: Hold, lease: Lease, base: int, now: int) -> Hold:
     return Hold(fencing=lease.fencing, holder=lease.holder, since=max(now, hold.since), length=0)
 
 
-def new_epoch(track: Track, base: int) -> tuple[Track, int]:
+def new_epoch(track: PointerRecord, base: int) -> tuple[PointerRecord, int]:
     epoch = _next(track, base)
-    return Track(epoch=epoch, pointer=track.pointer), epoch
+    return PointerRecord(epoch=epoch, pointer=track.pointer), epoch
 
 
-def publish(track: Track, pointer: Pointer, base: int) -> tuple[Track, Published]:
+def publish(track: PointerRecord, pointer: Pointer, base: int) -> tuple[PointerRecord, Published]:
     epoch = pointer.version.epoch
     if epoch < track.epoch:
         return track, Published.FENCED
@@ -61,7 +61,7 @@ def publish(track: Track, pointer: Pointer, base: int) -> tuple[Track, Published
         return track, Published.OK
     if track.pointer and pointer.version <= track.pointer.version:
         return track, Published.STALE
-    return Track(epoch=epoch, pointer=pointer), Published.OK
+    return PointerRecord(epoch=epoch, pointer=pointer), Published.OK
 
 
 def _next(record: Record, base: int) -> int:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from m3pc.coordinator.records import KINDS
-from m3pc.coordinator.table import Contents, Deadline, Look, LostError, ticked
+from m3pc.coordinator.table import Deadline, RecordsLostError, TableContents, TableSnapshot, ticked
 from m3pc.core.files import sync_directory
 from m3pc.types import CoordinatorUnavailableError, InputError
 
@@ -34,7 +34,7 @@ SCHEMA = """CREATE TABLE IF NOT EXISTS records (
 ) WITHOUT ROWID"""
 WRITE = "INSERT INTO records VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET text = excluded.text"
 
-Rows = Mapping[tuple[str, str], str]  # texts by kind and name
+TableRows = Mapping[tuple[str, str], str]  # texts by kind and name
 
 
 def milliseconds() -> int:
@@ -50,13 +50,13 @@ class SqliteTable:
         self._threads = threading.Lock()
         self.where = f"sqlite:{path}"
 
-    def look(self, kind: str, name: str | None, deadline: Deadline) -> Look:
+    def look(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
         with self._transaction("BEGIN", deadline) as connection:
             rows = _rows(connection)
             marker = rows.get(MARKER, "")
             if not marker or not _is_whole(rows):
-                raise LostError(marker)
-            return Look(
+                raise RecordsLostError(marker)
+            return TableSnapshot(
                 marker=marker,
                 now=ticked(rows.get(CLOCK, ""), self._clock())[0],
                 texts={
@@ -69,7 +69,10 @@ class SqliteTable:
     def swap(
         self, kind: str, name: str, *, old: str | None, new: str, marker: str, deadline: Deadline
     ) -> bool:
-        with suppress(LostError), self._transaction("BEGIN IMMEDIATE", deadline) as connection:
+        with (
+            suppress(RecordsLostError),
+            self._transaction("BEGIN IMMEDIATE", deadline) as connection,
+        ):
             rows = _rows(connection)
             if (rows.get(MARKER), rows.get((kind, name))) == (marker, old) and _is_whole(rows):
                 clock = ticked(rows.get(CLOCK, ""), self._clock())[1]
@@ -80,10 +83,13 @@ class SqliteTable:
     def rebuild(
         self,
         marker: str,
-        make: Callable[[Contents, int], tuple[str, Contents]],
+        make: Callable[[TableContents, int], tuple[str, TableContents]],
         deadline: Deadline,
     ) -> None:
-        with suppress(LostError), self._transaction("BEGIN IMMEDIATE", deadline) as connection:
+        with (
+            suppress(RecordsLostError),
+            self._transaction("BEGIN IMMEDIATE", deadline) as connection,
+        ):
             rows = _rows(connection)
             if rows.get(MARKER, "") != marker:
                 return  # somebody did it before us
@@ -126,7 +132,7 @@ class SqliteTable:
                 if identity == _identity(self._path):
                     _move_aside(self._path, str(error))
         if name in DAMAGED | MOVED:
-            raise LostError from None
+            raise RecordsLostError from None
         raise CoordinatorUnavailableError(
             f"{self.where} cannot be used: {error}; see that its disk has space and is writable, "
             f"and that no process keeps it locked for longer than {deadline.seconds:g} s"
@@ -246,21 +252,23 @@ def _name(error: sqlite3.Error) -> str:
     return next((code for code in DAMAGED if name.startswith(f"{code}_")), name)
 
 
-def _rows(connection: sqlite3.Connection) -> Rows:
+def _rows(connection: sqlite3.Connection) -> TableRows:
     rows = connection.execute("SELECT kind, name, text FROM records")
     return {(str(kind), str(name)): str(text) for kind, name, text in rows}
 
 
-def _write(connection: sqlite3.Connection, rows: Rows, before: Rows = MappingProxyType({})) -> None:
+def _write(
+    connection: sqlite3.Connection, rows: TableRows, before: TableRows = MappingProxyType({})
+) -> None:
     whole = {**rows, SUM: _sum(rows)}
     changed = [(*key, text) for key, text in whole.items() if before.get(key) != text]
     connection.executemany(WRITE, changed)
 
 
-def _is_whole(rows: Rows) -> bool:
+def _is_whole(rows: TableRows) -> bool:
     return rows.get(SUM) == _sum(rows)
 
 
-def _sum(rows: Rows) -> str:
+def _sum(rows: TableRows) -> str:
     """Over all rows, so that one whose name was changed is missed."""
     return hashlib.sha256(repr(sorted({**rows, SUM: ""}.items())).encode()).hexdigest()

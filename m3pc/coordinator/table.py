@@ -8,10 +8,10 @@ from typing import Protocol
 
 from m3pc.types import CoordinatorUnavailableError
 
-Contents = Mapping[str, Mapping[str, str]]  # sealed records by name, by kind
+TableContents = Mapping[str, Mapping[str, str]]  # sealed records by name, by kind
 
 
-class LostError(Exception):
+class RecordsLostError(Exception):
     """The records are gone or unreadable: rebuild them."""
 
     def __init__(self, marker: str = "") -> None:
@@ -20,7 +20,7 @@ class LostError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class TableSnapshot:
     marker: str
     now: int  # milliseconds; goes forwards only, also when the clock is set back
     texts: Mapping[str, str]  # by name
@@ -49,7 +49,7 @@ class Table(Protocol):
 
     where: str  # for messages: no password in it
 
-    def look(self, kind: str, name: str | None, deadline: Deadline) -> Look:
+    def look(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
         """One record, if there is one, or all of a kind. LostError without a marker."""
 
     def swap(
@@ -60,7 +60,7 @@ class Table(Protocol):
     def rebuild(
         self,
         marker: str,
-        make: Callable[[Contents, int], tuple[str, Contents]],
+        make: Callable[[TableContents, int], tuple[str, TableContents]],
         deadline: Deadline,
     ) -> None:
         """Replace everything, if the marker is still the one that was found.

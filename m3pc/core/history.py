@@ -10,11 +10,11 @@ import numpy as np
 
 from m3pc.types import Floats, InputError, Window
 
-Guide = Callable[[Floats], Floats]  # an episode's first state [S] -> its waypoints [H, S]
-Waypoints = Floats | Guide  # the same for every episode, or by where it begins
+WaypointFn = Callable[[Floats], Floats]  # an episode's first state [S] -> its waypoints [H, S]
+Waypoints = Floats | WaypointFn  # the same for every episode, or by where it begins
 
 
-class Histories:
+class HistoryBuffer:
     """The last steps of the episodes in a fixed number of slots, one episode a slot.
 
     At step t the current state stands at position min(t, C) with C = window - horizon, after as

@@ -21,19 +21,19 @@ TEXT: Final = "text/plain; charset=utf-8"
 log = logging.getLogger(__name__)
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     status: int
     content: bytes
     kind: str = TEXT
 
 
-Answer = Callable[[str, str], Reply]  # of a path and of what the header Authorization says
+ReplyFn = Callable[[str, str], HttpReply]  # of a path and of what the header Authorization says
 
 
 class GuardedServer:
     """Answers in threads of its own until it is closed."""
 
-    def __init__(self, host: str, port: int, answer: Answer) -> None:
+    def __init__(self, host: str, port: int, answer: ReplyFn) -> None:
         self._server = _Server((host, port), answer)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
         self._thread.start()
@@ -57,7 +57,7 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = False  # two runs on one port would take each other's scrapes
     request_queue_size = 2 * MOST_CONNECTIONS
 
-    def __init__(self, address: tuple[str, int], answer: Answer) -> None:
+    def __init__(self, address: tuple[str, int], answer: ReplyFn) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         self.answer, self._room = answer, threading.BoundedSemaphore(MOST_CONNECTIONS)
@@ -93,19 +93,23 @@ class _Handler(BaseHTTPRequestHandler):
         path, authorization = self.path.partition("?")[0], self.headers.get("Authorization", "")
         self._send(self._refusal() or self.server.answer(path, authorization))
 
-    def _refusal(self) -> Reply | None:
+    def _refusal(self) -> HttpReply | None:
         if not is_own_name(self.headers.get("Host", "")):
-            return Reply(421, b"ask by an IP address, localhost or this machine's name\n")
+            return HttpReply(421, b"ask by an IP address, localhost or this machine's name\n")
         if "Origin" in self.headers or self.headers.get("Sec-Fetch-Site") == "cross-site":
-            return Reply(403, b"not for pages of other sites\n")
+            return HttpReply(403, b"not for pages of other sites\n")
         return None
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Of whatever is no well-formed GET; nothing that was sent is said again."""
-        reply = Reply(405, b"GET only\n") if code == 501 else Reply(code, b"this is no request\n")
+        reply = (
+            HttpReply(405, b"GET only\n")
+            if code == 501
+            else HttpReply(code, b"this is no request\n")
+        )
         self._send(reply)
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, reply: HttpReply) -> None:
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.kind)
         self.send_header("Content-Length", str(len(reply.content)))

@@ -15,7 +15,7 @@ ARM = {"eef_pos": 3, "eef_quat": 4, "gripper_qpos": 2}  # numbers of a Panda; `r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class ManipulationTask:
     """One environment id. Its states are `keys`, joined; its episodes end at success or `limit`."""
 
     name: str  # what robosuite calls it
@@ -35,7 +35,7 @@ class Task:
         return sum(len(range(sizes[name])[part]) for name, part in map(key_part, self.keys))
 
 
-LIFT = Task(
+LIFT = ManipulationTask(
     name="Lift",
     keys=(*ARM, "object"),
     limit=400,
@@ -45,7 +45,7 @@ LIFT = Task(
     body="cube",
     hard_reset=True,  # the cube's size is drawn when the model is built
 )
-CAN = Task(
+CAN = ManipulationTask(
     name="PickPlaceCan",
     keys=(*ARM, "object"),
     limit=400,
@@ -55,7 +55,7 @@ CAN = Task(
     body="Can",
     bins=True,
 )
-SQUARE = Task(
+SQUARE = ManipulationTask(
     name="NutAssemblySquare",
     keys=(*ARM, "object"),
     limit=500,
@@ -64,7 +64,7 @@ SQUARE = Task(
     object_at=10,
     body="SquareNut",
 )
-CAN_LIMITED = Task(
+CAN_LIMITED = ManipulationTask(
     name="PickPlaceCan",
     keys=(*ARM, "object[:3]"),  # where the can is, not how it lies
     limit=400,
@@ -74,7 +74,7 @@ CAN_LIMITED = Task(
     body="Can",
     bins=True,
 )
-TASKS: Mapping[str, Task] = {
+TASKS: Mapping[str, ManipulationTask] = {
     "robosuite/Lift": LIFT,
     "robosuite/PickPlaceCan": CAN,
     "robosuite/NutAssemblySquare": SQUARE,

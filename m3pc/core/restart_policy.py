@@ -8,7 +8,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
 
 
 @dataclass(slots=True)
-class Restarts:
+class RestartPolicy:
     """The ends of one process, by the clock of whoever starts it."""
 
     _ends: deque[float] = field(default_factory=deque)

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from m3pc.types import Floats
 
-Rows = NDArray[np.int64]
+StepArray = NDArray[np.int64]
 
 
-class Settings(Protocol):
+class ReturnSettings(Protocol):
     """Those of a configuration under `returns`."""
 
     @property
@@ -34,7 +34,7 @@ class ReturnRule:
     discount: float = 1.0
 
     @classmethod
-    def of(cls, settings: Settings, horizon: int) -> "ReturnRule":
+    def of(cls, settings: ReturnSettings, horizon: int) -> "ReturnRule":
         return cls(
             horizon=horizon,
             average=settings.mode == "average",
@@ -42,7 +42,7 @@ class ReturnRule:
             discount=settings.discount,
         )
 
-    def scale(self, steps: Rows) -> NDArray[np.float64]:
+    def scale(self, steps: StepArray) -> NDArray[np.float64]:
         """The return at each step if a reward of 1 is still to come, a bit of it at every step
         that could follow: what a sum of rewards has to be multiplied by. [R] -> [R]"""
         left = np.maximum(self.horizon - steps, 1)
@@ -55,7 +55,7 @@ class ReturnRule:
         return weighed / left / (left if self.average else 1)
 
 
-def returns_to_go(rewards: Floats, lengths: Rows, rule: ReturnRule) -> Floats:
+def returns_to_go(rewards: Floats, lengths: StepArray, rule: ReturnRule) -> Floats:
     """[R] rewards of E episodes with `lengths` [E] -> [R] returns, in one reverse pass.
 
     g_t = r_t + discount * g_{t+1}, taken over all episodes at once from their last steps backwards;
@@ -78,7 +78,7 @@ def returns_to_go(rewards: Floats, lengths: Rows, rule: ReturnRule) -> Floats:
     return returns.astype(np.float32)
 
 
-def steps_within(lengths: Rows) -> Rows:
+def steps_within(lengths: StepArray) -> StepArray:
     """0, 1, 2, ... inside each episode: [E] -> [R]."""
     first = np.cumsum(lengths) - lengths
     return np.arange(int(lengths.sum())) - np.repeat(first, lengths)

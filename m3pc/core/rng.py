@@ -11,7 +11,7 @@ def counter_stream(seed: int, update: int, purpose: int = BATCH) -> np.random.Ge
     return np.random.Generator(np.random.Philox(key=seed, counter=[0, purpose, update, 0]))
 
 
-class Mover:
+class ReusableStream:
     """One generator that can be put at the start of any such stream: cheaper than a new one, which
     counts where a few numbers are drawn from each of many."""
 

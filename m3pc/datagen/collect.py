@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import m3pc.envs
-from actors.single_env import Cast, Policy, Solo, play
+from actors.single_env import ActionFn, EpisodeSchedule, SinglePolicy, play
 from m3pc.types import Episode
 from replay.format.manifest import Header
 
@@ -32,7 +32,7 @@ def header_of(env_id: str, source: dict[str, Any]) -> Header:
 
 def collect(
     env_id: str,
-    policy: Policy,
+    policy: ActionFn,
     *,
     steps: int,
     seed: int,
@@ -40,13 +40,13 @@ def collect(
     workers: int | None = None,
 ) -> Iterator[Episode]:
     """Episodes of one policy, up to and with the one that completes `steps`."""
-    cast = Solo(policy)
+    cast = SinglePolicy(policy)
     return played(env_id, cast, steps=steps, seed=seed, version=version, workers=workers)
 
 
 def played(
     env_id: str,
-    cast: Cast,
+    cast: EpisodeSchedule,
     *,
     seed: int,
     steps: float = math.inf,
@@ -82,7 +82,7 @@ def played(
             pool.shutdown(cancel_futures=True)
 
 
-def _start(env_id: str, cast: Cast, seed: int, version: int) -> None:
+def _start(env_id: str, cast: EpisodeSchedule, seed: int, version: int) -> None:
     _worker.update(env=m3pc.envs.make(env_id), cast=cast, seed=seed, version=version)
 
 

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from m3pc.datasets import d4rl, minari, robomimic
 from m3pc.datasets.hdf5 import open_hdf5
 from m3pc.datasets.sandbox import report
-from m3pc.datasets.source import Options, Source
+from m3pc.datasets.source import EpisodeSource, ImportOptions
 from m3pc.types import InputError
 from replay.format.manifest import Header
 from replay.store.store import StoreWriter
@@ -21,7 +21,7 @@ LARGEST, LARGEST_RATIO = 1 << 30, 64  # bytes of a store; if more, in those of i
 
 def main(job: dict[str, Any]) -> None:
     """job: path, kind ('' to find out), name, sha256, options, out (an empty folder)."""
-    options = Options(**{**job["options"], "keys": tuple(job["options"]["keys"])})
+    options = ImportOptions(**{**job["options"], "keys": tuple(job["options"]["keys"])})
     path = Path(job["path"])
     if options.subset and path.is_dir():
         raise InputError(NO_SUBSETS.format(options.subset))
@@ -61,7 +61,7 @@ def _kind(file: Any, path: Path) -> str:
     )
 
 
-def _write(source: Source, origin: dict[str, str], out: Path, largest: int) -> None:
+def _write(source: EpisodeSource, origin: dict[str, str], out: Path, largest: int) -> None:
     try:
         header = Header(
             states=source.states,

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 
 import m3pc.envs  # noqa: F401  # registers ids that Minari's metadata may name
 from m3pc.core.files import staged_directory, sync_directory
-from m3pc.datasets.minari_writer import Content, write_minari
+from m3pc.datasets.minari_writer import MinariContent, write_minari
 from m3pc.types import Episode, InputError
 from replay.format.segment import Tables, episodes_of
-from replay.store.inspect import Part, Survey
+from replay.store.inspect import InspectedPart, StoreInspection
 
-Report = Callable[[int], None]  # takes the steps that are written
+OnSteps = Callable[[int], None]  # takes the steps that are written
 
 
 class Exported(NamedTuple):
@@ -25,7 +25,7 @@ class Exported(NamedTuple):
 
 
 def export(
-    found: Survey, out: Path, kind: str, on_progress: Callable[[dict[str, Any]], None]
+    found: StoreInspection, out: Path, kind: str, on_progress: Callable[[dict[str, Any]], None]
 ) -> Exported:
     """What is whole and not withdrawn, in a folder that appears when all of it is written.
 
@@ -48,7 +48,7 @@ def export(
     return total
 
 
-def _parquet(found: Survey, stage: Path, name: str, report: Report) -> None:
+def _parquet(found: StoreInspection, stage: Path, name: str, report: OnSteps) -> None:
     """The columns of segments, a segment at a time."""
     about = {"m3pc": found.listing.header.model_dump_json()}
     schemas = [table.schema.with_metadata(about) for table in found.parts[0].tables]
@@ -66,7 +66,7 @@ def _parquet(found: Survey, stage: Path, name: str, report: Report) -> None:
             report(row)
 
 
-def _kept(part: Part, first_row: int) -> Tables:
+def _kept(part: InspectedPart, first_row: int) -> Tables:
     """Without what was withdrawn; `first` counts rows of the one steps file from `first_row` on."""
     (steps, episodes), keep = part.tables, ~part.withdrawn
     lengths = part.segment.lengths[keep]
@@ -78,9 +78,9 @@ def _kept(part: Part, first_row: int) -> Tables:
     return Tables(steps, episodes.set_column(place, episodes.schema.field(place), first))
 
 
-def _minari(found: Survey, stage: Path, name: str, report: Report) -> None:
+def _minari(found: StoreInspection, stage: Path, name: str, report: OnSteps) -> None:
     header = found.listing.header
-    content = Content(
+    content = MinariContent(
         name=name,
         states=header.states,
         actions=header.actions,
@@ -92,7 +92,7 @@ def _minari(found: Survey, stage: Path, name: str, report: Report) -> None:
     write_minari(stage, content)
 
 
-def _episodes(found: Survey, report: Report) -> Iterator[Episode]:
+def _episodes(found: StoreInspection, report: OnSteps) -> Iterator[Episode]:
     steps = 0
     for part in found.parts:
         for episode, gone in zip(episodes_of(part.segment), part.withdrawn, strict=True):
@@ -113,7 +113,7 @@ def _sync(folder: Path) -> None:
     sync_directory(folder)
 
 
-FORMATS: Mapping[str, Callable[[Survey, Path, str, Report], None]] = {
+FORMATS: Mapping[str, Callable[[StoreInspection, Path, str, OnSteps], None]] = {
     "parquet": _parquet,
     "minari": _minari,
 }

@@ -10,7 +10,7 @@ import numpy as np
 from m3pc.core.env_ids import parted
 from m3pc.core.manipulation_tasks import TASKS
 from m3pc.datagen.collect import header_of, played
-from m3pc.datagen.policies.scripted import CASTS, Cast
+from m3pc.datagen.policies.scripted import CASTS, ScriptSchedule
 from m3pc.plots import played_by_role
 from m3pc.types import Episode, InputError
 from replay.format.manifest import Header
@@ -20,7 +20,7 @@ EPISODES = 200  # where no number is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ScriptedDataRequest:
     """What the user asked for."""
 
     env_id: str
@@ -35,7 +35,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class RoleTally:
     """What a role's episodes came to."""
 
     name: str
@@ -69,8 +69,10 @@ def is_scripted(env_id: str, quality: str) -> bool:
 
 
 def demonstrate(
-    order: Order, on_progress: Callable[[dict[str, Any]], None], workers: int | None = None
-) -> tuple[Store, list[Tally]]:
+    order: ScriptedDataRequest,
+    on_progress: Callable[[dict[str, Any]], None],
+    workers: int | None = None,
+) -> tuple[Store, list[RoleTally]]:
     """The quality's roles play in turn, for so many episodes or steps, in whole rounds."""
     cast = CASTS[parted(order.env_id)[0]][order.quality]
     wanted = {"noise": order.noise, "strays": order.strays}
@@ -97,15 +99,17 @@ def succeeded(episode: Episode) -> bool:
     return episode.terminated and bool(episode.rewards[-1] > 0)
 
 
-def tally(cast: Cast, lengths: Sequence[int], successes: Sequence[bool]) -> list[Tally]:
+def tally(
+    cast: ScriptSchedule, lengths: Sequence[int], successes: Sequence[bool]
+) -> list[RoleTally]:
     roles = len(cast.roles)
     return [
-        Tally(name=role.name, lengths=lengths[i::roles], successes=sum(successes[i::roles]))
+        RoleTally(name=role.name, lengths=lengths[i::roles], successes=sum(successes[i::roles]))
         for i, role in enumerate(cast.roles)
     ]
 
 
-def _size(order: Order, cast: Cast) -> dict[str, int]:
+def _size(order: ScriptedDataRequest, cast: ScriptSchedule) -> dict[str, int]:
     """One of episodes and steps."""
     if order.episodes and order.steps:
         raise InputError(
@@ -122,7 +126,7 @@ def _size(order: Order, cast: Cast) -> dict[str, int]:
     return {"episodes": episodes}
 
 
-def _header(order: Order, cast: Cast, size: dict[str, int]) -> Header:
+def _header(order: ScriptedDataRequest, cast: ScriptSchedule, size: dict[str, int]) -> Header:
     source = {
         "kind": "made",
         "quality": order.quality,
@@ -143,7 +147,7 @@ def _numbers(size: dict[str, int], steps: int, successes: Sequence[bool]) -> dic
     return {unit: done[unit], "of": wanted, **done, "success": sum(successes) / len(successes)}
 
 
-def _draw(order: Order, tallies: Sequence[Tally]) -> None:
+def _draw(order: ScriptedDataRequest, tallies: Sequence[RoleTally]) -> None:
     episodes = sum(len(role.lengths) for role in tallies)
     share = sum(role.successes for role in tallies) / episodes
     played_by_role(

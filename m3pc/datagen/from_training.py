@@ -9,7 +9,7 @@ from typing import Any
 
 from m3pc.core.files import staged_directory
 from m3pc.datagen.collect import collect, header_of
-from m3pc.datagen.sac_training import Progress, Training, stated_return, train
+from m3pc.datagen.sac_training import CurvePoint, SACTraining, stated_return, train
 from m3pc.plots import learning_curve
 from m3pc.types import Episode, InputError
 from replay.format.manifest import Header
@@ -21,7 +21,7 @@ Report = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class TrainedDataRequest:
     """What the user asked for."""
 
     env_id: str
@@ -35,7 +35,7 @@ class Order:
     picture: Path
 
 
-def make_dataset(order: Order, on_progress: Report) -> tuple[Store, Training]:
+def make_dataset(order: TrainedDataRequest, on_progress: Report) -> tuple[Store, SACTraining]:
     """medium-replay: the training episodes, thinned to `steps`; else rollouts of the policy.
 
     All that can be found wrong is found before the training, which takes minutes to hours.
@@ -101,7 +101,7 @@ def _fill(folder: Path, header: Header, episodes: Iterable[Episode], on_progress
     writer.close()
 
 
-def _header(order: Order, target: float) -> Header:
+def _header(order: TrainedDataRequest, target: float) -> Header:
     source = {
         "kind": "made",
         "quality": order.quality,
@@ -116,7 +116,7 @@ def _with(header: Header, **facts: object) -> Header:
     return header.model_copy(update={"source": header.source | facts})
 
 
-def _refuse_missed(order: Order, training: Training, target: float) -> None:
+def _refuse_missed(order: TrainedDataRequest, training: SACTraining, target: float) -> None:
     if not training.reached:
         best = max(min(p.evaluation_return, p.training_return) for p in training.curve)
         raise InputError(
@@ -125,7 +125,7 @@ def _refuse_missed(order: Order, training: Training, target: float) -> None:
         )
 
 
-def _numbers(point: Progress) -> dict[str, Any]:
+def _numbers(point: CurvePoint) -> dict[str, Any]:
     return {
         "steps": point.steps,
         "evaluation return": point.evaluation_return,
@@ -133,7 +133,7 @@ def _numbers(point: Progress) -> dict[str, Any]:
     }
 
 
-def _draw(order: Order, training: Training, target: float) -> None:
+def _draw(order: TrainedDataRequest, training: SACTraining, target: float) -> None:
     learning_curve(
         order.picture,
         title=f"SAC on {order.env_id}, seed {order.seed}",

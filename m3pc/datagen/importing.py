@@ -8,8 +8,8 @@ from typing import Any
 
 from m3pc.core.files import sha256, staged_directory
 from m3pc.datasets.download import locate
-from m3pc.datasets.sandbox import Limits, run_limited
-from m3pc.datasets.source import Options
+from m3pc.datasets.sandbox import SandboxLimits, run_limited
+from m3pc.datasets.source import ImportOptions
 from m3pc.types import InputError
 from replay.store.store import Store
 
@@ -17,8 +17,8 @@ from replay.store.store import Store
 def ingest(
     source: str,
     out: Path,
-    options: Options,
-    limits: Limits,
+    options: ImportOptions,
+    limits: SandboxLimits,
     on_progress: Callable[[dict[str, Any]], None],
     *,
     expected_sha256: str | None = None,

@@ -6,7 +6,7 @@ from typing import Any
 
 import m3pc.envs
 from m3pc.datagen.collect import header_of, played
-from m3pc.datagen.policies.random_hold import Babble
+from m3pc.datagen.policies.random_hold import RandomHoldSchedule
 from replay.store.store import Store, write_store
 
 QUALITY = "babble"
@@ -30,7 +30,7 @@ def babble(
     header = header_of(env_id, about | {"seed": seed, "steps": steps})
     with m3pc.envs.make(env_id) as env:
         longest = max(HELD * float(env.metadata.get("render_fps") or RATE), 1.0)
-    cast = Babble(actions=header.actions, longest=longest, strongest=strongest)
+    cast = RandomHoldSchedule(actions=header.actions, longest=longest, strongest=strongest)
     header = header.model_copy(update={"source": header.source | cast.numbers()})
     with write_store(out, header) as writer:
         for episode in played(env_id, cast, steps=steps, seed=seed, workers=workers):

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 import m3pc.envs
-from actors.single_env import Turns
+from actors.single_env import RoundRobin
 from m3pc.core.env_ids import parted
 from m3pc.core.files import sha256
 from m3pc.core.manipulation_tasks import TASKS
 from m3pc.datagen.collect import header_of, played
-from m3pc.datagen.policies.networks import Adapted, Linear, Regression, TanhGaussian
+from m3pc.datagen.policies.networks import AdaptedPolicy, Linear, RegressionPolicy, TanhGaussian
 from m3pc.datasets import behaviour
 from m3pc.datasets.d4rl import robot
-from m3pc.datasets.download import Found, locate
-from m3pc.datasets.sandbox import Limits, run_limited
+from m3pc.datasets.download import LocatedSource, locate
+from m3pc.datasets.sandbox import SandboxLimits, run_limited
 from m3pc.types import InputError
 from replay.store.store import Store, write_store
 
@@ -32,7 +32,7 @@ def regenerate(
     steps: int,
     seed: int,
     env_id: str | None,
-    limits: Limits,
+    limits: SandboxLimits,
     on_progress: Callable[[dict[str, Any]], None],
     also: Sequence[str] = (),
     still: bool = False,
@@ -74,10 +74,10 @@ def regenerate(
             raise InputError(
                 f"{env_id} has states and actions of {sizes}, the policy in {file.name} {expected}"
             )
-    policies = [Adapted(policy=network, columns=places, noise=noise) for network in networks]
+    policies = [AdaptedPolicy(policy=network, columns=places, noise=noise) for network in networks]
     if still:
-        policies.append(Adapted(policy=nothing(header.states, header.actions), noise=noise))
-    cast = Turns(tuple(policies))
+        policies.append(AdaptedPolicy(policy=nothing(header.states, header.actions), noise=noise))
+    cast = RoundRobin(tuple(policies))
     with write_store(out, header) as writer:
         for episode in played(env_id, cast, steps=steps, seed=seed, workers=workers):
             writer.append(episode)
@@ -85,7 +85,7 @@ def regenerate(
     return Store(out)
 
 
-def _policy_file(source: str, on_progress: Callable[[dict[str, Any]], None]) -> Found:
+def _policy_file(source: str, on_progress: Callable[[dict[str, Any]], None]) -> LocatedSource:
     found = locate(source, on_progress)
     if not found.path.is_file():
         raise InputError(f"{source} is not a file; give a D4RL .hdf5 or a DOPE .npz with a policy")
@@ -113,13 +113,13 @@ def columns(env_id: str, order: Sequence[str]) -> tuple[int, ...]:
     return tuple(column for key in order for column in range(*parts[key]))
 
 
-def nothing(states: int, actions: int) -> Regression:
+def nothing(states: int, actions: int) -> RegressionPolicy:
     """The policy whose actions are all 0."""
     weight, bias = np.zeros((actions, states), np.float32), np.zeros(actions, np.float32)
-    return Regression(hidden=(), mean=Linear(weight=weight, bias=bias))
+    return RegressionPolicy(hidden=(), mean=Linear(weight=weight, bias=bias))
 
 
-def load_policy(file: Path, limits: Limits) -> TanhGaussian | Regression:
+def load_policy(file: Path, limits: SandboxLimits) -> TanhGaussian | RegressionPolicy:
     with tempfile.TemporaryDirectory() as folder:
         arrays_file = Path(folder) / "policy.npz"
         job = {"path": str(file), "out": str(arrays_file)}
@@ -131,4 +131,4 @@ def load_policy(file: Path, limits: Limits) -> TanhGaussian | Regression:
     )
     if log_std:
         return TanhGaussian(hidden=hidden, mean=mean, log_std=log_std[0])
-    return Regression(hidden=hidden, mean=mean)
+    return RegressionPolicy(hidden=hidden, mean=mean)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from actors.single_env import episode_streams, rollout
-from learner.sac import SAC, Settings
+from learner.sac import SAC, SACConfig
 from m3pc.datagen.policies.networks import Linear, TanhGaussian
 from m3pc.envs import make, normalised_score
 from m3pc.envs.registry import Env
@@ -25,11 +25,11 @@ QUALITIES: Mapping[str, float] = MappingProxyType(
 )
 EVALUATION_EPISODES = 10
 RECENT = 10  # training episodes behind `training_return`
-DEFAULTS = Settings()
+DEFAULTS = SACConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class CurvePoint:
     """One point of the learning curve."""
 
     steps: int  # taken in the environment so far
@@ -43,16 +43,16 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class SACTraining:
     episodes: tuple[Episode, ...]  # all of them, in order; version = updates done when each began
-    curve: tuple[Progress, ...]
+    curve: tuple[CurvePoint, ...]
     policy: TanhGaussian
     version: int  # updates behind the policy
     reached: bool  # the target return
 
 
 @dataclass(frozen=True, slots=True)
-class Uniform:
+class UniformPolicy:
     """The policy of the first episodes."""
 
     size: int
@@ -85,10 +85,10 @@ def train(
     seed: int,
     evaluate_every: int = 1_000,
     random_steps: int = 1_000,
-    settings: Settings = DEFAULTS,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    settings: SACConfig = DEFAULTS,
+    on_progress: Callable[[CurvePoint], None] = lambda progress: None,
     clock: Callable[[], float] = time.process_time,
-) -> Training:
+) -> SACTraining:
     """SAC until its returns reach the target, or `max_steps` have passed."""
     torch.set_num_threads(1)  # networks this small lose more to waiting than a second thread wins
     training_seed, evaluation_seed, learner_seed = _seeds(seed, 3)
@@ -97,10 +97,10 @@ def train(
         sac = SAC(state_size, action_size, settings, seed=learner_seed)
         policy = _policy(sac)
         episodes: list[Episode] = []
-        curve: list[Progress] = []
+        curve: list[CurvePoint] = []
         steps, due, reached, started = 0, evaluate_every, False, clock()
         while steps < max_steps and not reached:
-            behaviour = policy if steps >= random_steps else Uniform(action_size)
+            behaviour = policy if steps >= random_steps else UniformPolicy(action_size)
             reset_seed, rng = episode_streams(training_seed, len(episodes))
             episode = rollout(env, behaviour, seed=reset_seed, rng=rng, version=sac.updates)
             episodes.append(episode)
@@ -111,7 +111,7 @@ def train(
             if steps >= min(due, max_steps):
                 due = steps + evaluate_every
                 starts = _evaluation_starts(evaluation_seed, len(curve))
-                progress = Progress(
+                progress = CurvePoint(
                     steps=steps,
                     evaluation_return=_evaluate(evaluation_env, policy, starts),
                     training_return=_mean_return(episodes[-RECENT:]),
@@ -120,7 +120,7 @@ def train(
                 curve.append(progress)
                 on_progress(progress)
                 reached = progress.reached(target_return)
-        return Training(
+        return SACTraining(
             episodes=tuple(episodes),
             curve=tuple(curve),
             policy=policy,

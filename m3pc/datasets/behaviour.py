@@ -18,8 +18,8 @@ from m3pc.types import Floats, InputError
 
 LARGEST = 256 << 20  # bytes of all arrays
 FC, PLAIN = r"fc\d+\.weight", r"w\d+"  # weights of hidden layers, of all layers
-Arrays = dict[str, Floats]
-Layer = tuple[str, str]  # names of a weight [out, in] and a bias [out]
+WeightArrays = dict[str, Floats]
+LayerNames = tuple[str, str]  # names of a weight [out, in] and a bias [out]
 
 
 def main(job: dict[str, Any]) -> None:
@@ -29,13 +29,13 @@ def main(job: dict[str, Any]) -> None:
     np.savez(job["out"], **check(raw, path.name))  # type: ignore[arg-type]
 
 
-def load(path: Path) -> Arrays:
+def load(path: Path) -> WeightArrays:
     """What `main` wrote, checked once more."""
     with np.load(path, allow_pickle=False) as found:
         return check(dict(found), path.name)
 
 
-def layers(names: Iterable[str]) -> tuple[list[Layer], list[Layer]]:
+def layers(names: Iterable[str]) -> tuple[list[LayerNames], list[LayerNames]]:
     """Hidden layers, and those on top of the last one: mean and log std, or the action."""
     counts = {kind: sum(bool(re.fullmatch(kind, name)) for name in names) for kind in (FC, PLAIN)}
     if counts[PLAIN]:
@@ -47,7 +47,7 @@ def layers(names: Iterable[str]) -> tuple[list[Layer], list[Layer]]:
     return named[: len(hidden)], named[len(hidden) :]
 
 
-def check(raw: Mapping[str, np.ndarray], name: str) -> Arrays:
+def check(raw: Mapping[str, np.ndarray], name: str) -> WeightArrays:
     """Float32 arrays whose shapes chain from the state to the action, all finite."""
     hidden, tops = layers(raw)
     wanted = [key for layer in (*hidden, *tops) for key in layer]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from m3pc.datasets.hdf5 import flags, matrix, members, to_float32, vector
-from m3pc.datasets.source import Options, Source
+from m3pc.datasets.source import EpisodeSource, ImportOptions
 from m3pc.types import Episode, Floats, InputError
 
 HORIZON = 1000  # step limit of the locomotion tasks
@@ -25,7 +25,7 @@ def is_d4rl(file: h5py.File) -> bool:
     return {"observations", "actions", "rewards", "terminals"} <= set(file)
 
 
-def read_d4rl(file: h5py.File, name: str, options: Options) -> Source:
+def read_d4rl(file: h5py.File, name: str, options: ImportOptions) -> EpisodeSource:
     """Episodes end at terminals, at time-outs, where states jump, and at the end of the file."""
     present = members(file)
     states, actions = matrix(file, "observations"), matrix(file, "actions")
@@ -40,7 +40,7 @@ def read_d4rl(file: h5py.File, name: str, options: Options) -> Source:
         timeouts = _clock_ends(ends, horizon) & ~terminals
     ends |= timeouts
     ends[-1] = True
-    return Source(
+    return EpisodeSource(
         kind="d4rl",
         states=states.shape[1],
         actions=actions.shape[1],

@@ -22,11 +22,11 @@ CATALOGUE = Path(__file__).with_name("catalogue.tsv")
 SHIPPED = Path(__file__).with_name("shipped")
 TIMEOUT = 30.0  # seconds without a byte
 BLOCK = 1 << 20  # bytes between two progress reports
-Progress = Callable[[dict[str, int]], None]
+OnBytes = Callable[[dict[str, int]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CatalogueEntry:
     id: str
     url: str
     bytes: int
@@ -34,18 +34,18 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class LocatedSource:
     path: Path
     kind: str  # d4rl, robomimic, minari, or '' where the file must tell
     name: str  # what to call it; D4RL's names say which robot it was
 
 
-def locate(source: str, on_progress: Progress) -> Found:
+def locate(source: str, on_progress: OnBytes) -> LocatedSource:
     """A path as it is; an id from the cache, fetched first if need be."""
     kind, colon, rest = source.partition(":")
     path = Path(os.path.expanduser(source))  # which, unlike pathlib's, takes any text
     if os.path.exists(path):
-        return Found(path=path, kind="", name=path.name)
+        return LocatedSource(path=path, kind="", name=path.name)
     if not colon:
         raise InputError(
             f"there is no file or folder {source}; "
@@ -57,12 +57,12 @@ def locate(source: str, on_progress: Progress) -> Found:
         raise InputError(f"{source} begins with {kind!r}; known are d4rl:, robomimic: and minari:")
     path = Path(os.path.expanduser(rest))
     if os.path.isfile(path):
-        return Found(path=path, kind=kind, name=path.name)
+        return LocatedSource(path=path, kind=kind, name=path.name)
     entry = find(source)
-    return Found(path=fetch(entry, cache() / "datasets", on_progress), kind=kind, name=rest)
+    return LocatedSource(path=fetch(entry, cache() / "datasets", on_progress), kind=kind, name=rest)
 
 
-def find(dataset_id: str) -> Entry:
+def find(dataset_id: str) -> CatalogueEntry:
     with CATALOGUE.open(newline="") as file:
         rows = {row["id"]: row for row in csv.DictReader(file, delimiter="\t")}
     if dataset_id not in rows:
@@ -72,10 +72,12 @@ def find(dataset_id: str) -> Entry:
             f"did you mean one of {close or sorted(rows)[:8]}?"
         )
     row = rows[dataset_id]
-    return Entry(id=row["id"], url=row["url"], bytes=int(row["bytes"]), sha256=row["sha256"])
+    return CatalogueEntry(
+        id=row["id"], url=row["url"], bytes=int(row["bytes"]), sha256=row["sha256"]
+    )
 
 
-def fetch(entry: Entry, folder: Path, on_progress: Progress) -> Path:
+def fetch(entry: CatalogueEntry, folder: Path, on_progress: OnBytes) -> Path:
     """The entry's file in `folder`. What an earlier try left is continued, not begun again."""
     path = folder / f"{entry.id.replace(':', '-').replace('/', '-')}.hdf5"
     if path.is_file() and path.stat().st_size == entry.bytes and sha256(path) == entry.sha256:
@@ -115,7 +117,7 @@ def cache() -> Path:
     return Path(os.environ.get("M3PC_CACHE", "~/.cache/m3pc")).expanduser()
 
 
-def _continue(entry: Entry, file: BinaryIO, on_progress: Progress) -> None:
+def _continue(entry: CatalogueEntry, file: BinaryIO, on_progress: OnBytes) -> None:
     have = file.tell()
     if have == entry.bytes:
         return  # an earlier try ended just before the hash
@@ -134,7 +136,7 @@ def _continue(entry: Entry, file: BinaryIO, on_progress: Progress) -> None:
         raise OSError("the connection ended early")
 
 
-def _minari(dataset_id: str) -> Found:
+def _minari(dataset_id: str) -> LocatedSource:
     """A Minari data set in its own folder, fetched by Minari where it is not there yet."""
     import minari
 
@@ -148,4 +150,4 @@ def _minari(dataset_id: str) -> Found:
                 f"({type(error).__name__}: {error}); "
                 f"run `minari download {dataset_id}` where there is a network"
             ) from None
-    return Found(path=folder, kind="minari", name=f"minari:{dataset_id}")
+    return LocatedSource(path=folder, kind="minari", name=f"minari:{dataset_id}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from m3pc.datasets.hdf5 import NUMBERS, open_hdf5, refuse_links, to_float32
 from m3pc.datasets.minari_writer import STEP_LIMIT
-from m3pc.datasets.source import Options, Source
+from m3pc.datasets.source import EpisodeSource, ImportOptions
 from m3pc.types import Episode, Floats, InputError
 
 
@@ -18,7 +18,7 @@ def is_minari(folder: Path) -> bool:
     return (folder / "data" / "metadata.json").is_file()
 
 
-def read_minari(folder: Path, options: Options) -> Source:
+def read_minari(folder: Path, options: ImportOptions) -> EpisodeSource:
     import minari
 
     _refuse_missing_spaces(folder / "data" / "metadata.json")
@@ -41,7 +41,7 @@ def read_minari(folder: Path, options: Options) -> Source:
             f"its environment {spec.id!r} would load a module; only plain ids are kept"
         )
     states = _join(sample.observations, options.keys)
-    return Source(
+    return EpisodeSource(
         kind="minari",
         states=states.shape[1],
         actions=len(bounds[0]),

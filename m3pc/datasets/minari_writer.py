@@ -21,7 +21,7 @@ STEP_LIMIT = "step_limit"  # in the metadata: an environment that nobody knows h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class MinariContent:
     name: str  # of the folder that it will have
     states: int  # S
     actions: int  # A
@@ -31,7 +31,7 @@ class Content:
     episodes: Iterator[Episode]
 
 
-def write_minari(folder: Path, content: Content) -> None:
+def write_minari(folder: Path, content: MinariContent) -> None:
     """`folder`/data, one episode in memory at a time. Actions stay in [-1, 1]."""
     import minari
     from minari.dataset.minari_storage import MinariStorage

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from m3pc.core.env_ids import parted
-from m3pc.core.manipulation_tasks import LIFT, OTHER_OBJECTS, TASKS, Task, key_part
+from m3pc.core.manipulation_tasks import LIFT, OTHER_OBJECTS, TASKS, ManipulationTask, key_part
 from m3pc.datasets.env_args import EnvArgs
 from m3pc.datasets.hdf5 import flags, matrix, members, subgroup, texts, to_float32, vector
-from m3pc.datasets.source import Options, Source
+from m3pc.datasets.source import EpisodeSource, ImportOptions
 from m3pc.types import Episode, Floats, InputError
 
 KEYS = LIFT.keys  # `robot0_` may be left out
@@ -27,7 +27,7 @@ LATER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RecordingOrigin:
     """Where a file was recorded, as far as it says or shows."""
 
     env: str | None  # an environment's name
@@ -35,7 +35,7 @@ class Recording:
     recorded_by: str
 
     @property
-    def task(self) -> Task | None:
+    def task(self) -> ManipulationTask | None:
         return TASKS.get(parted(self.env)[0]) if self.env else None
 
 
@@ -47,7 +47,7 @@ def is_robomimic(file: h5py.File) -> bool:
     )
 
 
-def read_robomimic(file: h5py.File, options: Options) -> Source:
+def read_robomimic(file: h5py.File, options: ImportOptions) -> EpisodeSource:
     data = subgroup(file, "data")
     demos = _demos(file, data, options.subset)
     first = subgroup(data, demos[0])
@@ -61,7 +61,7 @@ def read_robomimic(file: h5py.File, options: Options) -> Source:
     shown = reader.episode(first)
     if place.env and task:
         _refuse_width(shown.states.shape[1], place.env, task)
-    return Source(
+    return EpisodeSource(
         kind="robomimic",
         states=shown.states.shape[1],
         actions=shown.actions.shape[1],
@@ -99,7 +99,7 @@ def _demos(file: h5py.File, data: h5py.Group, subset: str) -> list[str]:
     raise InputError(f"of the {len(listed)} demonstrations in {subset!r} the file has none")
 
 
-def _recording(data: h5py.Group, demo: h5py.Group, options: Options) -> Recording:
+def _recording(data: h5py.Group, demo: h5py.Group, options: ImportOptions) -> RecordingOrigin:
     """The environment that was given, else the one that the file names, else that of its sizes."""
     args, shown = EnvArgs.parse(data.attrs.get("env_args"), data.name), _shown(demo)
     ways = {
@@ -113,7 +113,7 @@ def _recording(data: h5py.Group, demo: h5py.Group, options: Options) -> Recordin
             raise InputError(f"{data.name} {LATER}")
         _refuse_other_task(env, args.task, shown)
         known_by, env = _named(env, known_by, args, options)
-    return Recording(env=env, known_by=known_by, recorded_by=args.recorded_by)
+    return RecordingOrigin(env=env, known_by=known_by, recorded_by=args.recorded_by)
 
 
 def _refuse_other_task(env: str, named: str | None, shown: str | None) -> None:
@@ -130,7 +130,9 @@ def _refuse_other_task(env: str, named: str | None, shown: str | None) -> None:
             )
 
 
-def _named(env: str, known_by: str, args: EnvArgs, options: Options) -> tuple[str, str | None]:
+def _named(
+    env: str, known_by: str, args: EnvArgs, options: ImportOptions
+) -> tuple[str, str | None]:
     """How the environment is known, and its name: with the file's arguments, unless it has some."""
     plain, arguments = parted(env)
     fitting = _with_keys(plain, options.keys)
@@ -170,7 +172,7 @@ def _with_keys(env_id: str, keys: Sequence[str]) -> str | None:
     return next((i for i, task in TASKS.items() if task.name == name and task.keys == short), None)
 
 
-def _refuse_width(found: int, env: str, task: Task) -> None:
+def _refuse_width(found: int, env: str, task: ManipulationTask) -> None:
     if found != task.state_size and "robots" not in parted(env)[1]:
         raise InputError(
             f"joined, {','.join(task.keys)} have {found} numbers, but a state of {env} has "
@@ -179,7 +181,7 @@ def _refuse_width(found: int, env: str, task: Task) -> None:
         )
 
 
-def _refuse_later(demo: h5py.Group, task: Task) -> None:
+def _refuse_later(demo: h5py.Group, task: ManipulationTask) -> None:
     """Versions may not be told, but `object` begins with where the simulator has the object."""
     obs = subgroup(demo, "obs")
     if not {"object", "robot0_eef_pos"} <= set(members(obs)) or "states" not in members(demo):

@@ -25,13 +25,16 @@ DEBUG = "M3PC_DEBUG"  # set it to see the child's own traceback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     memory: int = 8 << 30  # bytes of address space
     seconds: float = 600.0  # of wall time, and of CPU time
 
 
 def run_limited(
-    module: str, job: dict[str, Any], limits: Limits, on_progress: Callable[[dict[str, Any]], None]
+    module: str,
+    job: dict[str, Any],
+    limits: SandboxLimits,
+    on_progress: Callable[[dict[str, Any]], None],
 ) -> None:
     """Run `module.main(job)` in a child. InputError if it refuses, dies or exceeds its limits."""
     # -P: the folder we are in may have come with the file, and hold modules of its own.
@@ -102,7 +105,7 @@ def _drain(stream: IO[str], into: list[str]) -> None:
     into.append(tail)
 
 
-def _verdict(code: int, errors: str, limits: Limits, *, late: bool) -> str:
+def _verdict(code: int, errors: str, limits: SandboxLimits, *, late: bool) -> str:
     if late or code == -signal.SIGXCPU:
         return (
             f"reading took longer than {limits.seconds:g} s; "
@@ -132,7 +135,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _enter(limits: Limits) -> None:
+def _enter(limits: SandboxLimits) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     seconds = int(limits.seconds) + 1
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
@@ -148,7 +151,7 @@ def _end_with_parent() -> None:
 
 def _child() -> int:
     order = json.loads(sys.stdin.readline())
-    limits = Limits(**order["limits"])
+    limits = SandboxLimits(**order["limits"])
     _enter(limits)
     try:
         importlib.import_module(order["module"]).main(order["job"])

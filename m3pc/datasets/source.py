@@ -7,7 +7,7 @@ from m3pc.types import Episode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ImportOptions:
     """What the user may say about a file that it does not say itself."""
 
     keys: tuple[str, ...] = ()  # observations to join, in this order
@@ -17,7 +17,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class EpisodeSource:
     kind: str  # d4rl, robomimic, minari
     states: int  # S
     actions: int  # A

@@ -29,13 +29,13 @@ QUEUED, BUSY = 2.0, 0.95  # waiting against computing, of a planner that always 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ActorBounds:
     least: int
     most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class RunLoad:
     """Of a run, over some seconds; parts of 1 but for `queued`."""
 
     starved: float  # the learner's time without anything to do
@@ -45,7 +45,7 @@ class Load:
 
 
 class Autoscaler:
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: ActorBounds) -> None:
         self.bounds = bounds
         self._seen: deque[tuple[float, Snapshot]] = deque()
         self._too_many: tuple[int, float] | None = None  # a number, and until when it is not tried
@@ -66,7 +66,7 @@ class Autoscaler:
             self._seen.clear()
         return wanted
 
-    def _better(self, now: float, load: Load, actors: int) -> int:
+    def _better(self, now: float, load: RunLoad, actors: int) -> int:
         step = max(1, actors // 4)
         if load.blocked >= BLOCKED or (load.busy >= BUSY and load.queued >= QUEUED):
             self._too_many = (actors, now + REST)
@@ -80,7 +80,7 @@ class Autoscaler:
             return self.bounds.most
         return max(actors, self._too_many[0] - 1)
 
-    def _load(self, actors: int) -> Load:
+    def _load(self, actors: int) -> RunLoad:
         (begin, before), (end, after) = self._seen[0], self._seen[-1]
 
         def more(metric: Metric, label: str = "") -> float:
@@ -88,7 +88,7 @@ class Autoscaler:
 
         busy, idle = more(PLANNER_BUSY), more(PLANNER_IDLE)
         computing = more(PLAN_SECONDS, "compute")
-        return Load(
+        return RunLoad(
             starved=more(LEARNER_WAIT, "limiter") / (end - begin),
             blocked=more(ACTOR_BLOCKED, "replay") / (end - begin) / max(actors, 1),
             busy=busy / (busy + idle) if busy + idle else 0.0,

@@ -8,12 +8,12 @@ from typing import Any, cast
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from learner.process_group import Group, MatesLostError
-from learner.remote import MateActor, Works
-from learner.rendezvous import Meeting, invite, join
-from m3pc.distributed.endpoints import NAMESPACE, Place
-from m3pc.online.lead_learner import Mate
-from m3pc.online.learner_loop import LearnerReport, Learning
+from learner.process_group import PeersLostError, ProcessGroup
+from learner.remote import FollowerActor, LearnerProcess
+from learner.rendezvous import Rendezvous, invite, join
+from m3pc.distributed.endpoints import NAMESPACE, RunEndpoints
+from m3pc.online.lead_learner import FollowerLearner
+from m3pc.online.learner_loop import LearnerLoop, LearnerReport
 from m3pc.online.run_folder import OnlineRun, open_run
 from replay.server.client import StoreClient
 
@@ -25,16 +25,18 @@ REASON_SECONDS = 2.0  # for a mate that ended to say why
 log = logging.getLogger(__name__)
 
 
-def build_learner(place: Place) -> Works:
+def build_learner(place: RunEndpoints) -> LearnerProcess:
     """In the process that the driver made."""
     run = open_run(place.run)
-    return _learning(run, place) if run.config.fleet.learners == 1 else Learners(run, place)
+    return (
+        _learning(run, place) if run.config.fleet.learners == 1 else DataParallelLearner(run, place)
+    )
 
 
-class Learners:
+class DataParallelLearner:
     """Works as one learner does, and ends when any of them does."""
 
-    def __init__(self, run: OnlineRun, place: Place) -> None:
+    def __init__(self, run: OnlineRun, place: RunEndpoints) -> None:
         fleet = run.config.fleet
         meeting, table = invite(
             cast(Any, ray.util).get_node_ip_address(),
@@ -42,7 +44,7 @@ class Learners:
             device=run.config.compute.device,
             seconds=PATIENCE + 2 * fleet.deadline,
         )
-        kind = cast(Any, MateActor).options(
+        kind = cast(Any, FollowerActor).options(
             num_gpus=fleet.learner_gpus, resources=place.resources("learner")
         )
         self.mates = [kind.remote() for _ in range(1, fleet.learners)]
@@ -53,14 +55,14 @@ class Learners:
         try:
             self._group = join(meeting, 0, table)
             self._learning = _learning(run, place, self._group)
-        except MatesLostError as error:
+        except PeersLostError as error:
             raise self._explained(error) from error
         log.info("event=learners-met count=%d", fleet.learners)
 
     def work(self, stop: threading.Event) -> None:
         try:
             self._learning.work(stop)
-        except MatesLostError as error:
+        except PeersLostError as error:
             raise self._explained(error) from error
         finally:
             self._group.leave()
@@ -68,26 +70,28 @@ class Learners:
     def report(self, error: str = "") -> LearnerReport:
         return self._learning.report(error)
 
-    def _explained(self, error: MatesLostError) -> MatesLostError:
+    def _explained(self, error: PeersLostError) -> PeersLostError:
         """With what the mates that ended say of it."""
         ended, _ = ray.wait(self._ends, num_returns=len(self._ends), timeout=REASON_SECONDS)
         reasons = [f"learner {self._ends.index(end) + 1}: {_reason(end)}" for end in ended]
-        return MatesLostError("; ".join([str(error), *reasons]))
+        return PeersLostError("; ".join([str(error), *reasons]))
 
 
-def work_along(place: Place, meeting: Meeting, rank: int) -> None:
+def work_along(place: RunEndpoints, meeting: Rendezvous, rank: int) -> None:
     """In the process of a mate."""
     run = open_run(place.run)
     group = join(meeting, rank)
     try:
-        Mate(run, group).work()
+        FollowerLearner(run, group).work()
     finally:
         group.leave()
 
 
-def _learning(run: OnlineRun, place: Place, group: Group | None = None) -> Learning:
+def _learning(
+    run: OnlineRun, place: RunEndpoints, group: ProcessGroup | None = None
+) -> LearnerLoop:
     store = StoreClient(place.name("store"), NAMESPACE, run.config.fleet.deadline)
-    return Learning(run, store, place.connect(), group=group)
+    return LearnerLoop(run, store, place.connect(), group=group)
 
 
 def _reason(end: Any) -> str:

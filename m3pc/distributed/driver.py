@@ -26,17 +26,17 @@ from ray.exceptions import ActorUnavailableError, RayError
 
 from m3pc.config.schema import FleetConfig
 from m3pc.core.signals import handled
-from m3pc.distributed.autoscaler import Autoscaler, Bounds
-from m3pc.distributed.endpoints import NAMESPACE, Place
-from m3pc.distributed.evaluation_scheduler import Examiner
-from m3pc.distributed.fleet import Fleet
-from m3pc.distributed.metrics_endpoint import Scraped, TellMetrics, told_metrics
+from m3pc.distributed.autoscaler import ActorBounds, Autoscaler
+from m3pc.distributed.endpoints import NAMESPACE, RunEndpoints
+from m3pc.distributed.evaluation_scheduler import EvaluationScheduler
+from m3pc.distributed.fleet import ProcessFleet
+from m3pc.distributed.metrics_endpoint import MetricsEndpoint, PublishMetrics, told_metrics
 from m3pc.distributed.run_metrics import gauges, missing
-from m3pc.distributed.status import Rate, describe, log_line
+from m3pc.distributed.status import RateMeter, describe, log_line
 from m3pc.online.learner_loop import LearnerReport
 from m3pc.online.recovery import WEIGHTS
 from m3pc.online.results import save_pictures
-from m3pc.online.run_control import Wanted, tell, told, want, wanted
+from m3pc.online.run_control import DesiredState, tell, told, want, wanted
 from m3pc.online.run_folder import OnlineRun, open_run
 from m3pc.ray_nodes.connection import connected
 from m3pc.telemetry.recorder import merged
@@ -71,7 +71,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     code: int
     reason: str
     steps: int
@@ -83,16 +83,16 @@ def run_cluster(
     *,
     address: str | None,
     coordinator: str = "",
-    metrics: Scraped | None = None,
+    metrics: MetricsEndpoint | None = None,
     track: str = "",
-) -> Outcome:
+) -> RunOutcome:
     """Drive a run until it has its steps, is told to stop, or cannot go on."""
     path = path.resolve()  # processes elsewhere start in other folders
     with locked(path):
         run = open_run(path)
         if _finished(run):
-            return Outcome(code=OK, reason="finished", steps=told(path)["steps"])
-        place = Place(
+            return RunOutcome(code=OK, reason="finished", steps=told(path)["steps"])
+        place = RunEndpoints(
             run=path,
             id=run.facts.id,
             coordinator=coordinator,
@@ -112,7 +112,7 @@ def run_cluster(
         return outcome
 
 
-def _check_place(run: OnlineRun, place: Place) -> None:
+def _check_place(run: OnlineRun, place: RunEndpoints) -> None:
     """Before anything starts: what every process would stumble over is told at once."""
     run.logged()
     try:
@@ -124,7 +124,7 @@ def _check_place(run: OnlineRun, place: Place) -> None:
         ) from None
 
 
-def check_machines(place: Place) -> None:
+def check_machines(place: RunEndpoints) -> None:
     """SQLite's locks and this machine's clock hold on one machine."""
     nodes: list[dict[str, Any]] = cast(Any, ray).nodes()
     hosts = sorted({node["NodeManagerHostname"] for node in nodes if node["Alive"]})
@@ -153,17 +153,17 @@ class Driver:
     def __init__(
         self,
         run: OnlineRun,
-        place: Place,
+        place: RunEndpoints,
         show: Show,
         *,
-        metrics: TellMetrics = lambda snapshot, missing: None,
+        metrics: PublishMetrics = lambda snapshot, missing: None,
         tracker: Tracker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.run, self._show, self._metrics, self._clock = run, show, metrics, clock
         self._tracker = tracker
         self._coordinator: Coordinator = place.connect()
-        self.fleet = Fleet(run, place)
+        self.fleet = ProcessFleet(run, place)
         self.phase: Phase = "collecting"
         self._stopping = self._code = 0
         self._saved: Any = None
@@ -172,11 +172,11 @@ class Driver:
         self._told = self._logged = -1e9
         self._wanted = run.config.fleet.actors
         self._autoscaler: Autoscaler | None = None
-        self.rate = Rate()
-        self.examiner = Examiner(run, self.fleet.evaluator, self._coordinator)
+        self.rate = RateMeter()
+        self.examiner = EvaluationScheduler(run, self.fleet.evaluator, self._coordinator)
         want(run.path, stop=False)
 
-    def drive(self) -> Outcome:
+    def drive(self) -> RunOutcome:
         runlog = RunLog(self.run.path, done=10**12, unit="step", vital=False, tracker=self._tracker)
         with handled(self._signalled), runlog:
             try:
@@ -188,7 +188,7 @@ class Driver:
                 self._tell(self._clock(), force=True)
                 self.fleet.end()
                 self._coordinator.close()
-        return Outcome(code=self._code, reason=self._reason, steps=self.steps)
+        return RunOutcome(code=self._code, reason=self._reason, steps=self.steps)
 
     @property
     def steps(self) -> int:
@@ -225,7 +225,7 @@ class Driver:
         if self.phase == "collecting":
             self._scale(asked, self._clock())
 
-    def _scale(self, asked: Wanted, now: float) -> None:
+    def _scale(self, asked: DesiredState, now: float) -> None:
         """To the number that was asked for, or to one between the bounds that fits the load."""
         bounds = _bounds(asked, self.run.config.fleet)
         if bounds is None:
@@ -360,12 +360,12 @@ class Driver:
             self._show(status)
 
 
-def _bounds(asked: Wanted, fleet: FleetConfig) -> Bounds | None:
+def _bounds(asked: DesiredState, fleet: FleetConfig) -> ActorBounds | None:
     """None where a number was asked for, or neither that nor bounds."""
     if asked.least is not None and asked.most is not None:
-        return Bounds(least=asked.least, most=asked.most)
+        return ActorBounds(least=asked.least, most=asked.most)
     if asked.actors is None and fleet.most_actors:
-        return Bounds(least=fleet.least_actors, most=fleet.most_actors)
+        return ActorBounds(least=fleet.least_actors, most=fleet.most_actors)
     return None
 
 

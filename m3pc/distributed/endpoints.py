@@ -6,16 +6,16 @@ from typing import Literal
 
 from m3pc.coordinator import connect
 from m3pc.online.recovery import disk_floor
-from m3pc.types import Coordinator, Floor
+from m3pc.types import Coordinator, RecoveredState
 
 GENERATIONS, COORDINATOR = "generations", "coordinator.sqlite"  # in the run's folder
 NAMESPACE = "m3pc"  # of Ray
-Role = Literal["actor", "planner", "learner"]
+NodeRole = Literal["actor", "planner", "learner"]
 ROLE_UNITS = 0.001  # of a node's resource: it tells where, and CPUs and GPUs tell how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RunEndpoints:
     run: Path  # a folder that all machines see
     id: str  # of the run
     coordinator: str  # address, or "" for a file in the run's folder
@@ -25,7 +25,7 @@ class Place:
         """Of a process, in Ray: no other run has it."""
         return f"{self.id}-{part}-{number}"
 
-    def resources(self, role: Role) -> dict[str, float]:
+    def resources(self, role: NodeRole) -> dict[str, float]:
         """What a process asks Ray for, so that it lands where it belongs."""
         return {f"m3pc_{role}": ROLE_UNITS} if self.roles else {}
 
@@ -37,5 +37,5 @@ class Place:
             floor=self.floor,
         )
 
-    def floor(self) -> Floor:
+    def floor(self) -> RecoveredState:
         return disk_floor(self.run)

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from m3pc.distributed.supervisor import Seat, reason_of
+from m3pc.distributed.supervisor import SupervisedProcess, reason_of
 from m3pc.model import checkpoint
 from m3pc.model.weights import to_bytes
 from m3pc.online.evaluation import Evaluated, is_due
@@ -27,8 +27,8 @@ TRIES = 3  # of one evaluation whose process dies or hangs
 log = logging.getLogger(__name__)
 
 
-class Examiner:
-    def __init__(self, run: OnlineRun, seat: Seat, coordinator: Coordinator) -> None:
+class EvaluationScheduler:
+    def __init__(self, run: OnlineRun, seat: SupervisedProcess, coordinator: Coordinator) -> None:
         """`seat` is the evaluator's."""
         self._run, self._seat, self._coordinator = run, seat, coordinator
         self._every = run.config.evaluation.every

@@ -10,19 +10,19 @@ from functools import partial
 from typing import Any, cast
 
 from actors.remote import RolloutActor
-from actors.reports import Finished, Report
-from actors.rollout_loop import Acting
-from actors.rollout_worker import Order
+from actors.reports import FinishedEpisode, RolloutReport
+from actors.rollout_loop import ExplorationConfig
+from actors.rollout_worker import RolloutConfig
 from learner.remote import LearnerActor
 from m3pc.distributed.data_parallel import build_learner
-from m3pc.distributed.endpoints import NAMESPACE, Place, Role
+from m3pc.distributed.endpoints import NAMESPACE, NodeRole, RunEndpoints
 from m3pc.distributed.evaluator import EvaluatorActor
-from m3pc.distributed.rollout_supervisor import ActorSeat
-from m3pc.distributed.supervisor import Seat
+from m3pc.distributed.rollout_supervisor import SupervisedRolloutWorker
+from m3pc.distributed.supervisor import SupervisedProcess
 from m3pc.model import checkpoint
 from m3pc.online.learner_loop import LearnerReport
 from m3pc.online.run_folder import OnlineRun, open_run
-from m3pc.telemetry.aggregate import Totals
+from m3pc.telemetry.aggregate import RunTotals
 from m3pc.telemetry.catalogue import RESTARTS, SCALED
 from m3pc.telemetry.recorder import Recorder, Snapshot
 from planner.server.client import PlannerClient
@@ -36,13 +36,13 @@ from replay.server.service import StoreTotals
 RECENT = 50  # finished episodes that are remembered
 
 
-class Fleet:
+class ProcessFleet:
     """Seats of all processes, by name."""
 
-    def __init__(self, run: OnlineRun, place: Place) -> None:
+    def __init__(self, run: OnlineRun, place: RunEndpoints) -> None:
         self.run, self.place = run, place
         self._fleet = run.config.fleet
-        self.totals, self._recorder = Totals(), Recorder()
+        self.totals, self._recorder = RunTotals(), Recorder()
         self.store = self._seat("store", self._make_store, lambda h: h.status.remote())
         self.learner = self._seat("learner", self._make_learner)
         self.planners = [
@@ -50,9 +50,11 @@ class Fleet:
             for n in range(self._fleet.planners)
         ]
         self.evaluator = self._seat("evaluator", self._make_evaluator)
-        self.actors: dict[int, ActorSeat] = {}
-        self._leaving: dict[ActorSeat, float] = {}  # and until when they are waited for
-        self.finished: deque[Finished] = deque(maxlen=RECENT)
+        self.actors: dict[int, SupervisedRolloutWorker] = {}
+        self._leaving: dict[
+            SupervisedRolloutWorker, float
+        ] = {}  # and until when they are waited for
+        self.finished: deque[FinishedEpisode] = deque(maxlen=RECENT)
         self._restarts: dict[str, int] = {}  # by name: how often each process ended
         self._stored: StoreTotals | None = None
 
@@ -100,11 +102,11 @@ class Fleet:
             seat.end()
 
     @property
-    def parts(self) -> list[Seat]:
+    def parts(self) -> list[SupervisedProcess]:
         """All but the actors."""
         return [self.store, self.learner, *self.planners, self.evaluator]
 
-    def seats(self) -> Iterator[Seat]:
+    def seats(self) -> Iterator[SupervisedProcess]:
         yield from self.parts
         yield from self.actors.values()
         yield from self._leaving
@@ -149,17 +151,17 @@ class Fleet:
             if planner.report is not None:
                 self._take(planner, planner.report[0])
         for actor in (*self.actors.values(), *self._leaving):
-            report: Report | None = actor.report
+            report: RolloutReport | None = actor.report
             if report is not None:
                 life = (report.pid, report.incarnation)
                 self.totals.take(actor.name, hash(life), report.snapshot)
                 self._remember(actor, report)
         self._count_restarts()
 
-    def _take(self, seat: Seat, snapshot: Snapshot) -> None:
+    def _take(self, seat: SupervisedProcess, snapshot: Snapshot) -> None:
         self.totals.take(seat.name, seat.restarts.count, snapshot)
 
-    def _remember(self, actor: ActorSeat, report: Report) -> None:
+    def _remember(self, actor: SupervisedRolloutWorker, report: RolloutReport) -> None:
         for episode in report.finished:
             if episode.number > actor.heard:
                 actor.heard = episode.number
@@ -180,10 +182,10 @@ class Fleet:
         name: str,
         make: Callable[[], Any],
         ask: Callable[[Any], Any] = lambda handle: handle.report.remote(),
-    ) -> Seat:
-        return Seat(name, make, patience=self._fleet.silence, ask=ask)
+    ) -> SupervisedProcess:
+        return SupervisedProcess(name, make, patience=self._fleet.silence, ask=ask)
 
-    def _options(self, part: str, number: int = 0, *, role: Role = "learner") -> dict[str, Any]:
+    def _options(self, part: str, number: int = 0, *, role: NodeRole = "learner") -> dict[str, Any]:
         """Store and evaluator live where the learner does."""
         return {
             "name": self.place.name(part, number),
@@ -211,22 +213,24 @@ class Fleet:
         options = self._options("evaluator")
         return cast(Any, EvaluatorActor).options(**options).remote(self.run.path)
 
-    def _actor(self, slot: int) -> ActorSeat:
+    def _actor(self, slot: int) -> SupervisedRolloutWorker:
         options = self._options("actor", slot, role="actor") | {
             "num_cpus": self._fleet.actor_cpus,
             "scheduling_strategy": "SPREAD",
         }
         make = cast(Any, RolloutActor).options(**options).remote
         silence = self._fleet.silence
-        return ActorSeat(slot, partial(make, slot), self._order(slot), patience=silence)
+        return SupervisedRolloutWorker(
+            slot, partial(make, slot), self._order(slot), patience=silence
+        )
 
-    def _order(self, slot: int) -> Order:
+    def _order(self, slot: int) -> RolloutConfig:
         config, fleet = self.run.config, self._fleet
         names = [self.place.name("planner", n) for n in range(fleet.planners)]
-        return Order(
+        return RolloutConfig(
             env_id=self.run.facts.env,
             seed=config.seed,
-            acting=Acting(
+            acting=ExplorationConfig(
                 window=config.model.window,
                 horizon=config.planner.horizon,
                 discount=1.0 if config.planner.mode == "m" else config.critic.discount,
@@ -245,7 +249,7 @@ class Fleet:
         )
 
 
-def build_planner(place: Place) -> PlannerService:
+def build_planner(place: RunEndpoints) -> PlannerService:
     """With the newest checkpoint, until the first published version is found."""
     run = open_run(place.run)
     service = PlannerService(checkpoint.newest(run.checkpoints).weights, run.config)

@@ -10,16 +10,16 @@ import ray
 
 from m3pc import __version__
 from m3pc.core.token_file import check_token
-from m3pc.distributed.prometheus_targets import FOLDER, Targets
+from m3pc.distributed.prometheus_targets import FOLDER, TargetsFile
 from m3pc.telemetry.exporter import LOOPBACK, Exporter
 from m3pc.telemetry.recorder import Snapshot
 from m3pc.types import InputError
 
-TellMetrics = Callable[[Snapshot, str], None]  # and what the run lacks to be in order
+PublishMetrics = Callable[[Snapshot, str], None]  # and what the run lacks to be in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scraped:
+class MetricsEndpoint:
     """How metrics are served."""
 
     host: str = LOOPBACK
@@ -28,7 +28,7 @@ class Scraped:
     token: Path | None = None  # file with what Prometheus has to send; None: it sends nothing
 
 
-def scraped(where: str) -> Scraped | None:
+def scraped(where: str) -> MetricsEndpoint | None:
     """HOST:PORT, auto or off. What a machine has for all runs comes from its environment: a folder
     that its Prometheus watches (M3PC_TARGETS), a token file (M3PC_METRICS_TOKEN_FILE)."""
     if where == "off":
@@ -39,7 +39,7 @@ def scraped(where: str) -> Scraped | None:
     elif not (host and port.isdecimal() and int(port) < 2**16):
         raise InputError(f"--metrics is {where!r}; give HOST:PORT such as 127.0.0.1:9400, or off")
     targets, token = os.environ.get("M3PC_TARGETS"), os.environ.get("M3PC_METRICS_TOKEN_FILE")
-    return Scraped(
+    return MetricsEndpoint(
         host=host.strip("[]"),
         port=int(port) if port else None,
         targets=Path(targets) if targets else None,
@@ -48,7 +48,7 @@ def scraped(where: str) -> Scraped | None:
 
 
 @contextmanager
-def told_metrics(run: Path, scraped: Scraped | None) -> Iterator[TellMetrics]:
+def told_metrics(run: Path, scraped: MetricsEndpoint | None) -> Iterator[PublishMetrics]:
     """Yield whom to tell; without `scraped` nobody listens."""
     if scraped is None:
         yield lambda snapshot, lacks: None
@@ -60,7 +60,7 @@ def told_metrics(run: Path, scraped: Scraped | None) -> Iterator[TellMetrics]:
     except OSError as error:
         raise InputError(f"{error.strerror}; give another address, or off") from None
     folder = scraped.targets or run / FOLDER
-    with exporter, Targets(folder, run.resolve().name, exporter.address):
+    with exporter, TargetsFile(folder, run.resolve().name, exporter.address):
         yield lambda snapshot, lacks: exporter.update(snapshot, unready=lacks)
 
 

@@ -30,7 +30,7 @@ def ray_addresses() -> list[str]:
     return sorted(f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}" for node in alive)
 
 
-class Targets:
+class TargetsFile:
     """There while a run is; a thread follows Ray's nodes, which it may take long to hear of."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Targets:
         self._thread = threading.Thread(target=self._follow, name="targets", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> "Targets":
+    def __enter__(self) -> "TargetsFile":
         return self
 
     def __exit__(

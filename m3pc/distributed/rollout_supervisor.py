@@ -6,13 +6,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from actors.reports import Report
-from m3pc.distributed.supervisor import RestartedSeat, kill_process, reason_of
+from actors.reports import RolloutReport
+from m3pc.distributed.supervisor import RayRestartedProcess, kill_process, reason_of
 
 WORKING = ("running", "draining")
 
 
-class ActorSeat(RestartedSeat):
+class SupervisedRolloutWorker(RayRestartedProcess):
     def __init__(self, slot: int, make: Callable[[], Any], order: Any, *, patience: float) -> None:
         """`make` gives the handle of a new RolloutActor, `order` is what it is told to do."""
         super().__init__(
@@ -31,13 +31,13 @@ class ActorSeat(RestartedSeat):
         if self._giving is not None and not self._given(now):
             return
         super().look(now)
-        report: Report | None = self.report
+        report: RolloutReport | None = self.report
         if self.state != "up" or report is None or self._draining is not None:
             return
         if report.state not in WORKING:
             self._lead(now, report)
 
-    def _lead(self, now: float, report: Report) -> None:
+    def _lead(self, now: float, report: RolloutReport) -> None:
         if self._due is None:  # it had the order: this is another process, or the work failed
             self.moved()
             self._ended(now, report.reason or "its process ended")
@@ -86,7 +86,7 @@ class ActorSeat(RestartedSeat):
     @property
     def works(self) -> bool:
         """One that answers may still wait for its order."""
-        report: Report | None = self.report
+        report: RolloutReport | None = self.report
         return self.state == "up" and report is not None and report.state == "running"
 
     def leave(self) -> None:

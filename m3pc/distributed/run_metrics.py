@@ -25,9 +25,9 @@ from m3pc.telemetry.catalogue import (
 from m3pc.telemetry.recorder import MOST_SLOTS, Metric, Snapshot
 
 if TYPE_CHECKING:
-    from actors.reports import Finished
+    from actors.reports import FinishedEpisode
     from m3pc.distributed.driver import Driver
-    from m3pc.distributed.supervisor import Seat
+    from m3pc.distributed.supervisor import SupervisedProcess
 
 
 def gauges(driver: "Driver") -> Snapshot:
@@ -70,7 +70,7 @@ def missing(driver: "Driver") -> str:
     return f"away: {', '.join(away)}" if away else ""
 
 
-def _by_part(seats: "Iterable[Seat]") -> dict[str, float]:
+def _by_part(seats: "Iterable[SupervisedProcess]") -> dict[str, float]:
     names = [seat.name.partition("-")[0] for seat in seats]
     return {part: float(names.count(part)) for part in PARTS}
 
@@ -81,7 +81,7 @@ def _recent(returns: list[float]) -> dict[str, float]:
     return {"mean": float(np.mean(returns)), "best": max(returns), "worst": min(returns)}
 
 
-def _plans(whole: "list[Finished]") -> dict[str, float]:
+def _plans(whole: "list[FinishedEpisode]") -> dict[str, float]:
     pairs = [(one.planned, one.realised) for one in whole if math.isfinite(one.planned)]
     if not pairs:
         return {}

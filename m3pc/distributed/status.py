@@ -20,10 +20,10 @@ from m3pc.telemetry.catalogue import (
 from m3pc.telemetry.recorder import METRICS, Snapshot, mean, quantile, share_above, value
 
 if TYPE_CHECKING:
-    from actors.reports import Report
+    from actors.reports import RolloutReport
     from m3pc.distributed.driver import Driver
-    from m3pc.distributed.rollout_supervisor import ActorSeat
-    from m3pc.distributed.supervisor import Seat
+    from m3pc.distributed.rollout_supervisor import SupervisedRolloutWorker
+    from m3pc.distributed.supervisor import SupervisedProcess
 
 
 def describe(driver: "Driver") -> dict[str, Any]:
@@ -62,7 +62,7 @@ def describe(driver: "Driver") -> dict[str, Any]:
     }
 
 
-def _process(seat: "Seat") -> dict[str, Any]:
+def _process(seat: "SupervisedProcess") -> dict[str, Any]:
     home = seat.home
     return {
         "name": seat.name,
@@ -74,8 +74,8 @@ def _process(seat: "Seat") -> dict[str, Any]:
     }
 
 
-def _actor(actor: "ActorSeat") -> dict[str, Any]:
-    report: Report | None = actor.report
+def _actor(actor: "SupervisedRolloutWorker") -> dict[str, Any]:
+    report: RolloutReport | None = actor.report
     if report is None or actor.state != "up":
         return _process(actor)
     doing = {"state": report.state, "steps": value(report.snapshot, ENV_STEPS)}
@@ -98,7 +98,7 @@ def log_line(snapshot: Snapshot) -> dict[str, float]:
     return found
 
 
-class Rate:
+class RateMeter:
     """Of a count, over the last half minute."""
 
     def __init__(self, seconds: float = 30.0) -> None:

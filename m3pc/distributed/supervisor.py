@@ -14,14 +14,14 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from m3pc.core.restart_policy import Restarts
+from m3pc.core.restart_policy import RestartPolicy
 
 ASK_EVERY = 1.0  # seconds
 START_SECONDS = 600.0  # for a first answer; a cluster may have to grow before
-State = Literal["waiting", "starting", "up", "parked"]
+ProcessState = Literal["waiting", "starting", "up", "parked"]
 
 
-class Home(NamedTuple):
+class ProcessLocation(NamedTuple):
     """Where a process is. Its number may be another's later, but not with the same begin."""
 
     node: str
@@ -32,7 +32,7 @@ class Home(NamedTuple):
 log = logging.getLogger(__name__)
 
 
-class Seat:
+class SupervisedProcess:
     """A process that only the driver starts again."""
 
     def __init__(
@@ -46,11 +46,11 @@ class Seat:
         """`make` gives the handle of a new actor; one that does not answer for `patience` seconds
         hangs and is killed."""
         self.name, self._make, self._patience, self._ask = name, make, patience, ask
-        self.restarts = Restarts()
-        self.state: State = "waiting"
+        self.restarts = RestartPolicy()
+        self.state: ProcessState = "waiting"
         self.handle: Any = None
         self.report: Any = None  # the last one
-        self.home: Home | None = None
+        self.home: ProcessLocation | None = None
         self.reason = ""  # of the last end
         self._next = 0.0  # when to be made
         self._asked = self._answered = 0.0
@@ -150,7 +150,7 @@ class Seat:
                 self._where = self.handle.__ray_call__.remote(_home)
 
 
-class RestartedSeat(Seat):
+class RayRestartedProcess(SupervisedProcess):
     """A process that Ray starts again by itself, under the same handle. It comes back idle."""
 
     def failed(self, now: float, error: RayError) -> None:
@@ -178,21 +178,21 @@ def reason_of(error: RayError) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is known'}"[:500]
 
 
-def kill_process(home: Home) -> None:
+def kill_process(home: ProcessLocation) -> None:
     """From outside, on its own machine: a stopped process obeys nobody else."""
     strategy = NodeAffinitySchedulingStrategy(node_id=home.node, soft=False)
     _end_process.options(scheduling_strategy=strategy).remote(home)
 
 
 @ray.remote(num_cpus=0, max_retries=0)
-def _end_process(home: Home) -> None:
+def _end_process(home: ProcessLocation) -> None:
     if _began(home.pid) == home.began:
         os.kill(home.pid, signal.SIGKILL)
 
 
-def _home(actor: object) -> Home:
+def _home(actor: object) -> ProcessLocation:
     pid = os.getpid()
-    return Home(ray.get_runtime_context().get_node_id(), pid, _began(pid))
+    return ProcessLocation(ray.get_runtime_context().get_node_id(), pid, _began(pid))
 
 
 def _began(pid: int) -> str:

@@ -15,7 +15,7 @@ from m3pc.core.env_ids import parted
 from m3pc.types import InputError
 
 Env = gymnasium.Env[Any, Any]
-Vector = VectorEnv[Any, Any, Any]
+FloatVectorEnv = VectorEnv[Any, Any, Any]
 
 # What to do, by the first row that fits the error.
 ADVICE: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
@@ -45,7 +45,9 @@ def make(env_id: str, **kwargs: Any) -> Env:
         raise
 
 
-def make_vector(env_id: str, count: int, *, processes: bool = False, **kwargs: Any) -> Vector:
+def make_vector(
+    env_id: str, count: int, *, processes: bool = False, **kwargs: Any
+) -> FloatVectorEnv:
     """`count` such environments stepped together, in this process or in one process each.
 
     None resets itself. reset(seed=[an int or None for each], options={"reset_mask": bool [count]})
@@ -69,7 +71,7 @@ def make_vector(env_id: str, count: int, *, processes: bool = False, **kwargs: A
     return envs
 
 
-def step_limit(env: Env | Vector) -> int:
+def step_limit(env: Env | FloatVectorEnv) -> int:
     """H: the number of steps after which the environment truncates an episode."""
     limit = env.spec.max_episode_steps if env.spec else None
     if limit is None:

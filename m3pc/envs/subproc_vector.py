@@ -39,7 +39,7 @@ class Pipe(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Board:
+class _SharedBuffers:
     """The shared rows."""
 
     states: Any  # float32 [E, S]
@@ -51,10 +51,10 @@ class _Board:
     seeds: Any  # int64 [E]
 
 
-Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+SpaceShapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 
-def _shapes(count: int, states: int, actions: int) -> Shapes:
+def _shapes(count: int, states: int, actions: int) -> SpaceShapes:
     return {
         "states": ((count, states), "f4"),
         "actions": ((count, actions), "f4"),
@@ -66,8 +66,8 @@ def _shapes(count: int, states: int, actions: int) -> Shapes:
     }
 
 
-def _board(memory: Mapping[str, Any], shapes: Shapes) -> _Board:
-    return _Board(
+def _board(memory: Mapping[str, Any], shapes: SpaceShapes) -> _SharedBuffers:
+    return _SharedBuffers(
         **{
             name: np.frombuffer(memory[name], kind).reshape(shape)
             for name, (shape, kind) in shapes.items()
@@ -75,7 +75,7 @@ def _board(memory: Mapping[str, Any], shapes: Shapes) -> _Board:
     )
 
 
-class Hosts(VectorEnv[Floats, Floats, Any]):
+class SubprocVectorEnv(VectorEnv[Floats, Floats, Any]):
     """`count` environments shared out over `processes`; the numbers are those of `make_vector`.
 
     None resets itself. One that is reset without a seed sleeps until it is given one: its steps
@@ -171,7 +171,7 @@ class Hosts(VectorEnv[Floats, Floats, Any]):
 def _host(
     pipe: Pipe,
     memory: Mapping[str, Any],
-    shapes: Shapes,
+    shapes: SpaceShapes,
     slots: Sequence[int],
     env_id: str,
     kwargs: Mapping[str, Any],
@@ -200,10 +200,10 @@ def _command(pipe: Pipe) -> bytes:
         return b""
 
 
-Envs = Mapping[int, Env]
+EnvList = Mapping[int, Env]
 
 
-def _reset(envs: Envs, awake: set[int], board: _Board) -> None:
+def _reset(envs: EnvList, awake: set[int], board: _SharedBuffers) -> None:
     for slot, env in envs.items():
         if not board.chosen[slot]:
             continue
@@ -213,7 +213,7 @@ def _reset(envs: Envs, awake: set[int], board: _Board) -> None:
             awake.add(slot)
 
 
-def _step(envs: Envs, awake: set[int], board: _Board) -> None:
+def _step(envs: EnvList, awake: set[int], board: _SharedBuffers) -> None:
     for slot, env in envs.items():
         terminated = truncated = False
         if slot in awake:
@@ -222,4 +222,7 @@ def _step(envs: Envs, awake: set[int], board: _Board) -> None:
         board.terminated[slot], board.truncated[slot] = terminated, truncated
 
 
-COMMANDS: Mapping[bytes, Callable[[Envs, set[int], _Board], None]] = {RESET: _reset, STEP: _step}
+COMMANDS: Mapping[bytes, Callable[[EnvList, set[int], _SharedBuffers], None]] = {
+    RESET: _reset,
+    STEP: _step,
+}

@@ -8,7 +8,7 @@ import numpy as np
 
 from m3pc.config.overrides import override
 from m3pc.config.schema import BACKWARD
-from m3pc.core.history import Histories
+from m3pc.core.history import HistoryBuffer
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import Checkpoint
 from m3pc.model.device import prepare_compute
@@ -36,7 +36,7 @@ class Agent:
         self.policy = policy
         self.last: Decision | None = None  # the numbers behind the last action
         weights, config = policy.weights, policy.config
-        self._histories = Histories(
+        self._histories = HistoryBuffer(
             1,
             window=config.model.window,
             horizon=config.planner.horizon,

@@ -18,8 +18,8 @@ from actors.vector_rollout import Rollout
 from m3pc.core.env_ids import parted
 from m3pc.core.manipulation_tasks import TASKS
 from m3pc.envs import engine, make, make_vector, normalised_score
-from m3pc.envs.registry import Vector
-from m3pc.envs.subproc_vector import Hosts
+from m3pc.envs.registry import FloatVectorEnv
+from m3pc.envs.subproc_vector import SubprocVectorEnv
 from m3pc.types import Decision, Floats, InputError, Integers, Planner
 
 Doubles = NDArray[np.float64]
@@ -167,7 +167,7 @@ def evaluate(
     if episodes < 1:
         raise InputError(f"{episodes} episodes were asked for; give 1 or more")
     starts = (episode_start(seed, number) for number in range(episodes))
-    tally, engine_name = _Tally(episodes, on_progress), _engine(env_id, **kwargs)
+    tally, engine_name = _EpisodeTotals(episodes, on_progress), _engine(env_id, **kwargs)
     with closing(vector(env_id, min(slots, episodes), processes, **kwargs)) as envs:
         began = clock()
         for rollout in rollouts(
@@ -184,7 +184,7 @@ def evaluate(
     return tally.evaluation(env_id, engine_name, seed, seconds)
 
 
-class _Tally:
+class _EpisodeTotals:
     """One row of numbers an episode; the episodes themselves are not kept."""
 
     def __init__(self, episodes: int, report: Report) -> None:
@@ -192,7 +192,7 @@ class _Tally:
         self._rows: dict[int, tuple[float, ...]] = {}
         self._decisions, self._total = 0, 0.0
 
-    def count(self, envs: Vector, decision: Decision) -> None:
+    def count(self, envs: FloatVectorEnv, decision: Decision) -> None:
         self._decisions += len(decision.actions)
         self._show()
 
@@ -232,10 +232,10 @@ class _Tally:
         )
 
 
-def vector(env_id: str, slots: int, processes: int, **kwargs: Any) -> Vector:
+def vector(env_id: str, slots: int, processes: int, **kwargs: Any) -> FloatVectorEnv:
     """Environments stepped together, shared out over processes where there are several."""
     if processes > 1:
-        return Hosts(env_id, slots, processes=processes, **kwargs)
+        return SubprocVectorEnv(env_id, slots, processes=processes, **kwargs)
     return make_vector(env_id, slots, **kwargs)
 
 

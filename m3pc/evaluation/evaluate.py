@@ -30,7 +30,7 @@ HEAVY_SLOTS = 16  # of those that take 80 MB each, and all cores to step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class EvaluationRequest:
     """What to play."""
 
     path: Path  # a run or checkpoint
@@ -44,7 +44,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class EvaluationResult:
     mode: str
     ratio: float
     version: int
@@ -64,10 +64,10 @@ class Played:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class EvaluationJob:
     """An order that can be played with one planner: everything is there and fits."""
 
-    order: Order
+    order: EvaluationRequest
     env_id: str
     policy: Policy
     waypoints: Floats | None  # [H, S]
@@ -81,7 +81,7 @@ class Match:
     def name(self) -> str:
         return self.label or self.mode
 
-    def play(self, report: Report, processes: int = 0) -> Played:
+    def play(self, report: Report, processes: int = 0) -> EvaluationResult:
         """`processes` step the environments; 0: as many as there are cores if these are heavy."""
         slots, processes = together(self.env_id, processes)
         found = evaluate(
@@ -98,7 +98,7 @@ class Match:
         )
         return self._played(found)
 
-    def kept(self, folder: Path) -> Played | None:
+    def kept(self, folder: Path) -> EvaluationResult | None:
         """What an earlier evaluation kept in JSON of the very same episodes; None: nothing."""
         if self.waypoints is not None:  # JSON does not tell which
             return None
@@ -120,8 +120,8 @@ class Match:
                     return self._played(Evaluation.from_json(row))
         return None
 
-    def _played(self, found: Evaluation) -> Played:
-        return Played(
+    def _played(self, found: Evaluation) -> EvaluationResult:
+        return EvaluationResult(
             mode=self.mode,
             ratio=self.policy.config.conditioning.evaluation_ratio,
             version=self.policy.weights.version,
@@ -151,7 +151,7 @@ def together(env_id: str, processes: int = 0) -> tuple[int, int]:
     return SLOTS, processes or 1
 
 
-def matches(order: Order, names: Sequence[str] = ()) -> list[Match]:
+def matches(order: EvaluationRequest, names: Sequence[str] = ()) -> list[EvaluationJob]:
     """A match for each planner named, or for that of the configuration, all of the same weights.
 
     `q@0.9` is planner q, asked for 0.9 times the best return. Everything is read and checked before
@@ -162,10 +162,12 @@ def matches(order: Order, names: Sequence[str] = ()) -> list[Match]:
     return [_match(order, found, env_id, more) for more in _settings(names) or [[]]]
 
 
-def _match(order: Order, found: Checkpoint, env_id: str, more: list[str]) -> Match:
+def _match(
+    order: EvaluationRequest, found: Checkpoint, env_id: str, more: list[str]
+) -> EvaluationJob:
     ratio = [] if order.ratio is None else [f"conditioning.evaluation_ratio={order.ratio}"]
     ready = policy(found, [*order.sets, *ratio, *more])
-    return Match(
+    return EvaluationJob(
         order=order, env_id=env_id, policy=ready, waypoints=_waypoints(order, ready, env_id)
     )
 
@@ -188,7 +190,7 @@ def environment(path: Path, asked: str | None, weights: Weights) -> str:
     return env_id
 
 
-def _waypoints(order: Order, ready: Policy, env_id: str) -> Floats | None:
+def _waypoints(order: EvaluationRequest, ready: Policy, env_id: str) -> Floats | None:
     mode, weights = ready.config.planner.mode, ready.weights
     if mode not in BACKWARD:
         return None

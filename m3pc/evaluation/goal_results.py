@@ -19,9 +19,9 @@ from m3pc import plots
 from m3pc.config.schema import BACKWARD
 from m3pc.envs import engine, make
 from m3pc.evaluation.episodes import wilson
-from m3pc.evaluation.goals import Case, Outcome, Trial
+from m3pc.evaluation.goals import Case, GoalOutcome, Trial
 from m3pc.evaluation.statistics import interval, t_interval
-from m3pc.goals.files import Number, first_fault
+from m3pc.goals.files import FiniteNumber, first_fault
 from m3pc.goals.guides import held
 from m3pc.goals.tracking import MEASURES
 from m3pc.types import Floats, InputError
@@ -38,7 +38,9 @@ ALIKE = (  # to be one experiment
 ROUTE = ("every", "references", "subgoals")  # of a case, likewise: what was wanted when
 
 
-def as_json(trial: Trial, outcomes: Sequence[tuple[Case, Mapping[str, Outcome]]]) -> dict[str, Any]:
+def as_json(
+    trial: Trial, outcomes: Sequence[tuple[Case, Mapping[str, GoalOutcome]]]
+) -> dict[str, Any]:
     """What was asked for, and each case: the measures of each episode, means with 95 %, traces."""
     order, task, weights = trial.order, trial.task, trial.weights
     with closing(make(task.env)) as env:
@@ -67,7 +69,7 @@ def as_json(trial: Trial, outcomes: Sequence[tuple[Case, Mapping[str, Outcome]]]
     }
 
 
-def _case_json(trial: Trial, case: Case, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+def _case_json(trial: Trial, case: Case, outcomes: Mapping[str, GoalOutcome]) -> dict[str, Any]:
     tables = next(iter(outcomes.values())).tables
     same = all(np.array_equal(table, tables[0]) for table in tables)
     return {
@@ -83,7 +85,7 @@ def _case_json(trial: Trial, case: Case, outcomes: Mapping[str, Outcome]) -> dic
     }
 
 
-def _planner_json(trial: Trial, outcome: Outcome) -> dict[str, Any]:
+def _planner_json(trial: Trial, outcome: GoalOutcome) -> dict[str, Any]:
     return {
         "summary": {name: _summary(name, outcome.values(name)) for name in MEASURES},
         "episodes": [asdict(one) for one in outcome.tracking],
@@ -124,7 +126,7 @@ def _bootstrapped(values: NDArray[np.float64]) -> dict[str, Any]:
     return {"mean": float(values.mean()), "low": low, "high": high}
 
 
-def _difference(outcomes: Mapping[str, Outcome]) -> dict[str, Any] | None:
+def _difference(outcomes: Mapping[str, GoalOutcome]) -> dict[str, Any] | None:
     """`goal` minus `goal-mask`, in whichever order they were played, episode by episode."""
     if len(outcomes) < len(BACKWARD):
         return None
@@ -132,7 +134,7 @@ def _difference(outcomes: Mapping[str, Outcome]) -> dict[str, Any] | None:
     return {name: _bootstrapped(first.values(name) - second.values(name)) for name in MEASURES}
 
 
-def _distances(trial: Trial, outcomes: Mapping[str, Outcome]) -> dict[str, Any] | None:
+def _distances(trial: Trial, outcomes: Mapping[str, GoalOutcome]) -> dict[str, Any] | None:
     """Of the goals and of the visited states from the data, over what is typical there."""
     found = trial.distribution
     if found is None:
@@ -145,13 +147,13 @@ def _distances(trial: Trial, outcomes: Mapping[str, Outcome]) -> dict[str, Any] 
     }
 
 
-def goal_states(trial: Trial, outcome: Outcome) -> Floats:
+def goal_states(trial: Trial, outcome: GoalOutcome) -> Floats:
     """Each state once that was wanted at some step that matters: [N, S]"""
     rows = np.concatenate([table[: trial.task.steps + 1] for table in outcome.tables])
     return np.unique(rows, axis=0)
 
 
-def visited(outcome: Outcome) -> Floats:
+def visited(outcome: GoalOutcome) -> Floats:
     return np.concatenate([episode.states for episode in outcome.episodes])
 
 
@@ -162,28 +164,28 @@ class _Loose(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-Rows = list[list[Number]]  # [P, D] of a trace
+ResultRows = list[list[FiniteNumber]]  # [P, D] of a trace
 
 
 class _Mean(_Loose):
-    mean: Number
-    low: Number | None
-    high: Number | None
+    mean: FiniteNumber
+    low: FiniteNumber | None
+    high: FiniteNumber | None
 
 
 class _Planner(_Loose):
     summary: dict[str, _Mean]
-    traces: Annotated[list[Rows], Field(min_length=1)]
+    traces: Annotated[list[ResultRows], Field(min_length=1)]
 
 
 class _Case(_Loose):
     name: str
     every: Annotated[int, Field(ge=1)]
-    references: Annotated[list[Rows], Field(min_length=1)]
-    subgoals: Rows  # [., 1 + D]
+    references: Annotated[list[ResultRows], Field(min_length=1)]
+    subgoals: ResultRows  # [., 1 + D]
     planners: Annotated[dict[Literal["goal", "goal-mask"], _Planner], Field(min_length=1)]
 
-    def traces(self) -> Iterator[Rows]:
+    def traces(self) -> Iterator[ResultRows]:
         """All that have a point for the same steps."""
         yield from self.references
         for planner in self.planners.values():
@@ -205,7 +207,7 @@ class _Result(_Loose):
     spacing: int
     key: Annotated[list[int], Field(min_length=1)]
     key_names: list[str]
-    tolerance: Number
+    tolerance: FiniteNumber
     success: str
     weights: str
     training_seed: int
@@ -343,7 +345,9 @@ def draw_tracking(result: Mapping[str, Any], path: Path) -> None:
     plots.tracking(path, panels)
 
 
-def _panel(case: Mapping[str, Any], number: int, key_name: str, tolerance: float) -> plots.Tracked:
+def _panel(
+    case: Mapping[str, Any], number: int, key_name: str, tolerance: float
+) -> plots.TrackedDimension:
     references = np.array(case["references"])
     goal = np.median(references[:, :, number], axis=0)
     steps = np.arange(len(goal)) * case["every"]
@@ -354,7 +358,7 @@ def _panel(case: Mapping[str, Any], number: int, key_name: str, tolerance: float
         error = found["summary"]["rms"]["mean"]
         label = f"planner {mode}: off by {error:.3g}"
         lines[label] = np.array(found["traces"])[:, :, number]
-    return plots.Tracked(
+    return plots.TrackedDimension(
         title=case["name"],
         unit=key_name,
         steps=steps,
@@ -366,7 +370,7 @@ def _panel(case: Mapping[str, Any], number: int, key_name: str, tolerance: float
 
 
 def draw_states(
-    trial: Trial, outcomes: Sequence[tuple[Case, Mapping[str, Outcome]]], path: Path
+    trial: Trial, outcomes: Sequence[tuple[Case, Mapping[str, GoalOutcome]]], path: Path
 ) -> None:
     """Data, goals and visited states in the plane of the data's first two principal components."""
     found = trial.distribution
@@ -384,7 +388,7 @@ def draw_states(
             for mode, one in by_mode.items()
         }
         panels.append(
-            plots.Plane(
+            plots.PlanePath(
                 title=case.name,
                 data=_some(found.scatter()),
                 goals=found.plane(route),

@@ -18,19 +18,19 @@ from actors.episodes import episode_start, rollouts
 from actors.vector_rollout import Rollout
 from m3pc.config.schema import BACKWARD
 from m3pc.core.env_ids import parted
-from m3pc.core.history import Guide, subgoals
+from m3pc.core.history import WaypointFn, subgoals
 from m3pc.core.manipulation_tasks import TASKS as MANIPULATION
 from m3pc.envs import make, robot, step_limit
-from m3pc.envs.registry import Vector
+from m3pc.envs.registry import FloatVectorEnv
 from m3pc.evaluation.agent import policy
 from m3pc.evaluation.episodes import vector
 from m3pc.evaluation.evaluate import environment, together
-from m3pc.evaluation.video import Frame, poses, record_video
+from m3pc.evaluation.video import RgbFrame, poses, record_video
 from m3pc.goals.distribution import Distribution, distribution
 from m3pc.goals.files import Goals, read_goals
 from m3pc.goals.guides import held
 from m3pc.goals.registry import TASKS, rows_per_subgoal
-from m3pc.goals.task import Guidance, Setting, Task
+from m3pc.goals.task import GoalSetting, GoalTask, WaypointSource
 from m3pc.goals.tracking import Tracking, track
 from m3pc.model import checkpoint
 from m3pc.model.weights import Weights
@@ -47,7 +47,7 @@ PART = 0.5  # ... within this part of the data's standard deviation, unless told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class GoalRequest:
     """What to reach, and how to try."""
 
     path: Path  # a run or checkpoint
@@ -74,11 +74,11 @@ class Case:
     name: str
     cycles: float | None
     note: str  # where the waypoints come from
-    guide: Guide  # the waypoints themselves, [H, S]
+    guide: WaypointFn  # the waypoints themselves, [H, S]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class GoalOutcome:
     """The episodes of one planner, in the order of their numbers."""
 
     episodes: Sequence[Episode]  # [K]
@@ -93,8 +93,8 @@ class Outcome:
 class Trial:
     """An order for which everything is there and fits."""
 
-    order: Order
-    task: Task
+    order: GoalRequest
+    task: GoalTask
     kind: str  # of waypoints
     spacing: int
     cases: Sequence[Case]
@@ -109,7 +109,7 @@ class Trial:
     def distribution(self) -> Distribution | None:
         return distribution(self.data) if self.data else None
 
-    def play(self, case: Case, mode: str, report: Report, processes: int = 0) -> Outcome:
+    def play(self, case: Case, mode: str, report: Report, processes: int = 0) -> GoalOutcome:
         """The episodes 0, 1, ... of the seed: the same first states for every planner.
 
         `processes` step the environments; 0: as many as there are cores if these are heavy.
@@ -119,7 +119,7 @@ class Trial:
         found: dict[int, Rollout] = {}
         steps = 0
 
-        def show(envs: Vector, decision: Decision) -> None:
+        def show(envs: FloatVectorEnv, decision: Decision) -> None:
             nonlocal steps
             steps += len(decision.actions)
             report({"steps": steps, "of": count * self.task.steps, "episodes": len(found)})
@@ -140,9 +140,9 @@ class Trial:
                 found[rollout.number] = rollout
         return self._outcome(case, [found[number].episode for number in range(count)])
 
-    def film(self, case: Case, mode: str, path: Path) -> list[tuple[int, Frame]]:
+    def film(self, case: Case, mode: str, path: Path) -> list[tuple[int, RgbFrame]]:
         """The first episode as an MP4; its frames, each after so many steps."""
-        frames: list[tuple[int, Frame]] = []
+        frames: list[tuple[int, RgbFrame]] = []
         config = self.policies[mode].config
         record_video(
             self.task.env,
@@ -158,7 +158,7 @@ class Trial:
         )
         return frames
 
-    def wanted(self, case: Case, steps: Sequence[int]) -> list[tuple[int, Frame]]:
+    def wanted(self, case: Case, steps: Sequence[int]) -> list[tuple[int, RgbFrame]]:
         """The robot as the waypoints of the first episode have it; nothing where that cannot be."""
         start, _ = episode_start(self.order.seed, 0)
         with closing(make(self.task.env)) as env:
@@ -166,7 +166,7 @@ class Trial:
         table = case.guide(first.astype(np.float32))
         return list(zip(steps, poses(self.task.env, table[list(steps)]), strict=False))
 
-    def subgoals(self, case: Case) -> Guide:
+    def subgoals(self, case: Case) -> WaypointFn:
         """What a planner sees of the waypoints; the last is held for whoever looks beyond."""
         ahead = self.weights.config.model.window
 
@@ -176,10 +176,10 @@ class Trial:
 
         return guide
 
-    def _outcome(self, case: Case, episodes: Sequence[Episode]) -> Outcome:
+    def _outcome(self, case: Case, episodes: Sequence[Episode]) -> GoalOutcome:
         tables = [case.guide(episode.states[0]) for episode in episodes]
         pairs = zip(episodes, tables, strict=True)
-        return Outcome(
+        return GoalOutcome(
             episodes=episodes,
             tables=tables,
             tracking=[self._track(episode.states, table) for episode, table in pairs],
@@ -198,7 +198,7 @@ class Trial:
         )
 
 
-def trial(order: Order) -> Trial:
+def trial(order: GoalRequest) -> Trial:
     """Read and check everything; nothing is played yet."""
     if order.task is None and order.goals is None:
         raise InputError(f"nothing to reach; give --task {' or '.join(TASKS)}, or --goals FILE")
@@ -234,7 +234,7 @@ def trial(order: Order) -> Trial:
     )
 
 
-def _environment(order: Order, weights: Weights) -> str:
+def _environment(order: GoalRequest, weights: Weights) -> str:
     """The one asked for, else the task's, else the checkpoint's own.
 
     A manipulation task's is the checkpoint's own too: its states may be fewer than the task's
@@ -259,7 +259,7 @@ def _refuse_other_robot(source: Path, found: str, what: str, env: str) -> None:
         )
 
 
-def _task(order: Order, own: Goals | None, env: str, weights: Weights) -> Task:
+def _task(order: GoalRequest, own: Goals | None, env: str, weights: Weights) -> GoalTask:
     """The one named, or one around a file, with what the user changes."""
     if order.task is not None:
         task = TASKS[order.task]
@@ -278,12 +278,12 @@ def _task(order: Order, own: Goals | None, env: str, weights: Weights) -> Task:
     return task
 
 
-def _kind(task: Task, configured: str) -> str:
+def _kind(task: GoalTask, configured: str) -> str:
     """The configuration speaks of tasks that have several kinds of waypoints."""
     return next(iter(task.guides)) if len(task.guides) == 1 else configured
 
 
-def _own_task(own: Goals, order: Order, env: str, weights: Weights) -> Task:
+def _own_task(own: Goals, order: GoalRequest, env: str, weights: Weights) -> GoalTask:
     key = order.key or own.key
     if not key:
         raise InputError(
@@ -292,7 +292,7 @@ def _own_task(own: Goals, order: Order, env: str, weights: Weights) -> Task:
         )
     _check_key(key, weights)
     steps = order.steps or own.steps or _limit(env)
-    return Task(
+    return GoalTask(
         name=OWN,
         env=env,
         key=key,
@@ -316,8 +316,8 @@ def _key_names(key: Sequence[int]) -> tuple[str, ...]:
 
 
 def _cases(
-    order: Order,
-    task: Task,
+    order: GoalRequest,
+    task: GoalTask,
     own: Goals | None,
     kind: str,
     data: Sequence[Episode],
@@ -325,19 +325,19 @@ def _cases(
     rows: int,
 ) -> list[Case]:
     if own is not None:
-        return [_case(task.name, None, Guidance(guide=own.guide, note=own.note), rows)]
+        return [_case(task.name, None, WaypointSource(guide=own.guide, note=own.note), rows)]
     if order.cycles and not task.cycles:
         raise InputError(f"{task.name} has no frequency; leave out --frequency")
     source = "--data" if order.data is None else order.data.name
     found = []
     for cycles in order.cycles or task.cycles or (None,):
-        setting = Setting(rows=rows, cycles=cycles, episodes=data, source=source)
+        setting = GoalSetting(rows=rows, cycles=cycles, episodes=data, source=source)
         name = task.name if cycles is None else f"{task.name}-{cycles:g}"
         found.append(_case(name, cycles, task.guidance(kind, setting), rows))
     return found
 
 
-def _case(name: str, cycles: float | None, guidance: Guidance, rows: int) -> Case:
+def _case(name: str, cycles: float | None, guidance: WaypointSource, rows: int) -> Case:
     return Case(
         name=name,
         cycles=cycles,
@@ -346,7 +346,7 @@ def _case(name: str, cycles: float | None, guidance: Guidance, rows: int) -> Cas
     )
 
 
-def _episodes(order: Order, env: str, state_size: int) -> list[Episode]:
+def _episodes(order: GoalRequest, env: str, state_size: int) -> list[Episode]:
     if order.data is None:
         return []
     store = Store(order.data)

@@ -15,11 +15,11 @@ from actors.episodes import episode_start, rollouts
 from actors.vector_rollout import Rollout
 from m3pc.core.history import Waypoints
 from m3pc.envs import make_vector
-from m3pc.envs.registry import Vector
+from m3pc.envs.registry import FloatVectorEnv
 from m3pc.types import Decision, Floats, InputError, Planner
 
-Frame = NDArray[np.uint8]  # [height, width, 3]
-OnFrame = Callable[[int, Frame], None]  # after so many steps
+RgbFrame = NDArray[np.uint8]  # [height, width, 3]
+OnFrame = Callable[[int, RgbFrame], None]  # after so many steps
 FRAMES_PER_SECOND = 30  # where an environment does not say
 ENCODER_SECONDS = 60  # to finish the file after the last frame
 
@@ -64,7 +64,7 @@ def record_video(
     return rollout
 
 
-def poses(env_id: str, states: Floats, size: tuple[int, int] = (320, 320)) -> list[Frame]:
+def poses(env_id: str, states: Floats, size: tuple[int, int] = (320, 320)) -> list[RgbFrame]:
     """A MuJoCo robot put into states [N, S] of positions, but for the way gone, and velocities.
 
     Empty where a state of the environment is something else, or it has no such model.
@@ -88,9 +88,9 @@ class _Film:
 
     def __init__(self, path: Path, every: int, on_frame: OnFrame) -> None:
         self._path, self._every, self._on_frame, self._steps = path, every, on_frame, 0
-        self._writer: Generator[None, Frame | None, None] | None = None
+        self._writer: Generator[None, RgbFrame | None, None] | None = None
 
-    def shoot(self, envs: Vector, decision: Decision) -> None:
+    def shoot(self, envs: FloatVectorEnv, decision: Decision) -> None:
         if self._steps % self._every == 0:
             frame = _frame(envs)
             if self._writer is None:
@@ -105,7 +105,7 @@ class _Film:
             self._writer.close()
 
 
-def _filmed(env_id: str, size: tuple[int, int], kwargs: dict[str, Any]) -> Vector:
+def _filmed(env_id: str, size: tuple[int, int], kwargs: dict[str, Any]) -> FloatVectorEnv:
     """One environment that renders, at that size if it takes one."""
     kwargs = {"render_mode": "rgb_array", **kwargs}
     try:
@@ -114,7 +114,7 @@ def _filmed(env_id: str, size: tuple[int, int], kwargs: dict[str, Any]) -> Vecto
         return make_vector(env_id, 1, **kwargs)
 
 
-def _frame(envs: Vector) -> Frame:
+def _frame(envs: FloatVectorEnv) -> RgbFrame:
     """Cropped to even sides, which yuv420p needs."""
     # MuJoCo reads this when it first renders. On other systems it has one way only.
     if sys.platform == "linux":
@@ -129,7 +129,7 @@ def _frame(envs: Vector) -> Frame:
     return np.ascontiguousarray(frame[:height, :width], np.uint8)
 
 
-def _cannot_render(envs: Vector, why: str) -> str:
+def _cannot_render(envs: FloatVectorEnv, why: str) -> str:
     name = envs.spec.id if envs.spec else str(envs)
     return (
         f"environment {name!r} cannot be rendered: {why.rstrip('.')}. Install what it names, or "
@@ -137,13 +137,13 @@ def _cannot_render(envs: Vector, why: str) -> str:
     )
 
 
-def _writer(path: Path, frame: Frame, rate: float) -> Generator[None, Frame | None, None]:
+def _writer(path: Path, frame: RgbFrame, rate: float) -> Generator[None, RgbFrame | None, None]:
     try:
         import imageio_ffmpeg  # type: ignore[import-untyped]
     except ImportError as error:
         raise InputError("a video needs ffmpeg; pip install imageio-ffmpeg") from error
     height, width, _ = frame.shape
-    writer: Generator[None, Frame | None, None] = imageio_ffmpeg.write_frames(
+    writer: Generator[None, RgbFrame | None, None] = imageio_ffmpeg.write_frames(
         str(path),
         (width, height),
         fps=rate,

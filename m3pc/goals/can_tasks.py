@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from m3pc.core.manipulation_tasks import FLOOR
 from m3pc.goals.quaternions import applied, composed, inverse
-from m3pc.goals.task import Guidance, Setting, Task
+from m3pc.goals.task import GoalSetting, GoalTask, WaypointSource
 from m3pc.types import Episode, Floats, InputError
 
 ENV = "robosuite/PickPlaceCan"
@@ -102,8 +102,8 @@ def _nearest(
     wanted: Callable[[Floats], bool],
     change: Callable[[Floats], Floats],
     what: str,
-    setting: Setting,
-) -> Guidance:
+    setting: GoalSetting,
+) -> WaypointSource:
     """The episode of the wanted kind in which the can first lies nearest to where it does now,
     moved there."""
     chosen = _chosen(setting.data(), wanted, what)
@@ -117,7 +117,7 @@ def _nearest(
         f"of {len(chosen)} episodes of {setting.source} in which the can {what}, the one whose can "
         "first lies nearest, moved and turned to where and as it lies now"
     )
-    return Guidance(guide=guide, note=note)
+    return WaypointSource(guide=guide, note=note)
 
 
 def _chosen(
@@ -139,11 +139,11 @@ def _as_it_is(states: Floats) -> Floats:
 def _task(
     name: str,
     *,
-    guide: Callable[[Setting], Guidance],
+    guide: Callable[[GoalSetting], WaypointSource],
     succeeded: Callable[[Floats], bool],
     success: str,
-) -> Task:
-    return Task(
+) -> GoalTask:
+    return GoalTask(
         name=name,
         env=ENV,
         key=(9, 10, 11),

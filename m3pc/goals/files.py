@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from m3pc.core.history import Guide
+from m3pc.core.history import WaypointFn
 from m3pc.types import Floats, InputError
 
 LARGEST = 64 << 20  # bytes of a text
@@ -24,13 +24,13 @@ LONGEST = 1_000_000  # rows, and the last step of a document
 DAMAGED = (OSError, ValueError, EOFError, TypeError, OverflowError, SyntaxError, TokenError,
            RecursionError, MemoryError)  # fmt: skip
 
-Number = Annotated[float, Field(allow_inf_nan=False)]
+FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 Dimension = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goals:
-    guide: Guide
+    guide: WaypointFn
     steps: int | None  # until the last goal; None: one state, to be held
     key: tuple[int, ...]  # () where the file does not say
     note: str
@@ -42,7 +42,7 @@ class _Strict(BaseModel):
 
 class _Goal(_Strict):
     step: Annotated[int, Field(ge=1, le=LONGEST)]
-    state: Annotated[list[Number], Field(min_length=1)]
+    state: Annotated[list[FiniteNumber], Field(min_length=1)]
 
 
 class _Document(_Strict):
@@ -159,13 +159,13 @@ def _from_document(path: Path, state_size: int) -> Goals:
     )
 
 
-def _hold(steps: Any, states: Any) -> Guide:
+def _hold(steps: Any, states: Any) -> WaypointFn:
     """Each goal from the step after the one before it."""
     table = states[np.searchsorted(steps, np.arange(steps[-1] + 1))].astype(np.float32)
     return lambda first: table
 
 
-def _linear(steps: Any, states: Any) -> Guide:
+def _linear(steps: Any, states: Any) -> WaypointFn:
     """Evenly from the episode's first state to the first goal, and on from goal to goal."""
     rows, known = np.arange(steps[-1] + 1), np.concatenate([[0], steps])
 

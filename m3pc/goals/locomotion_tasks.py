@@ -16,7 +16,7 @@ from m3pc.goals.guides import (
     ramped,
     total_return,
 )
-from m3pc.goals.task import Guidance, Setting, Task, fixed
+from m3pc.goals.task import GoalSetting, GoalTask, WaypointSource, fixed
 from m3pc.types import Episode, Floats, InputError
 
 FALLING = {"terminate_when_unhealthy": False}  # an episode goes on, whatever the robot's posture
@@ -28,12 +28,12 @@ CHEETAH = "d4rl/HalfCheetah-v2"
 SLOWEST = 0.001  # cycles: a hopper that stands
 
 
-def _wiggle(wiggle: Wiggle, note: str, setting: Setting) -> Guidance:
+def _wiggle(wiggle: Wiggle, note: str, setting: GoalSetting) -> WaypointSource:
     assert setting.cycles is not None
     return fixed(wiggle.table(setting.rows, setting.cycles), note)
 
 
-def _released_wiggle(setting: Setting) -> Guidance:
+def _released_wiggle(setting: GoalSetting) -> WaypointSource:
     """It is as high as where episodes begin and turns about the ground; its time runs from 0 to
     1000 in 1000 rows, its rates are ten times those of a step; the file for the slowest leans a
     little."""
@@ -54,7 +54,7 @@ STRIDE = 120  # steps in which the thigh is raised
 THIGH = Ramp(dimension=2, rate=11, first=0.0, last=-2.6)  # nearly to the joint's end
 
 
-def _paper_split(setting: Setting) -> Guidance:
+def _paper_split(setting: GoalSetting) -> WaypointSource:
     """Along the episode of the data whose thigh first goes most as it should: what the other joints
     do there goes with it, and so does how it ends."""
     episodes = setting.data()
@@ -71,7 +71,7 @@ def _paper_split(setting: Setting) -> Guidance:
     return fixed(held(table, setting.rows), note)
 
 
-def _released_split(setting: Setting) -> Guidance:
+def _released_split(setting: GoalSetting) -> WaypointSource:
     action = (-0.5, 0.2, 0.0, 0.5, 0.2, -0.3)
     table = constant_action(WALKER, action, rows=setting.rows)
     return fixed(table, f"simulated under the constant action {list(action)}")
@@ -90,7 +90,7 @@ def _lowest_return(episodes: Sequence[Episode], among: Sequence[int]) -> int:
     return min(among, key=lambda n: total_return(episodes[n]))
 
 
-def _paper_flip(setting: Setting) -> Guidance:
+def _paper_flip(setting: GoalSetting) -> WaypointSource:
     """Along the stretch of the data in which the body turns most as it should, one way or the
     other: what the joints do there goes with it."""
     episodes = setting.data()
@@ -109,7 +109,7 @@ def _paper_flip(setting: Setting) -> Guidance:
     return fixed(held(table, setting.rows), note)
 
 
-def _released_flip(setting: Setting) -> Guidance:
+def _released_flip(setting: GoalSetting) -> WaypointSource:
     episodes = setting.data()
     chosen = _lowest_return(episodes, long_enough(episodes, WAIT + FLIP))
     table = episodes[chosen].states[: WAIT + FLIP].copy()
@@ -124,7 +124,7 @@ def _released_flip(setting: Setting) -> Guidance:
     return fixed(held(table, setting.rows), note)
 
 
-def _recorded_flip(setting: Setting) -> Guidance:
+def _recorded_flip(setting: GoalSetting) -> WaypointSource:
     """What the data did, unchanged: of the episodes that turn over, the one that begins most like
     the present one."""
     turned = [
@@ -146,11 +146,11 @@ def _recorded_flip(setting: Setting) -> Guidance:
         f"of {len(turned)} episodes of {setting.source} that turn over, the one that begins "
         f"nearest, until {AFTER} steps after it has turned by {OVER:g} rad"
     )
-    return Guidance(guide=guide, note=note)
+    return WaypointSource(guide=guide, note=note)
 
 
 LOCOMOTION = (
-    Task(
+    GoalTask(
         name="hopper-wiggle",
         env=HOPPER,
         key=(1,),
@@ -161,7 +161,7 @@ LOCOMOTION = (
         guides={"paper": _paper_wiggle, "released": _released_wiggle},
         cycles=(SLOWEST, 2.0, 6.0),
     ),
-    Task(
+    GoalTask(
         name="walker-split",
         env=WALKER,
         key=(2,),
@@ -171,7 +171,7 @@ LOCOMOTION = (
         tolerance=0.3,
         guides={"paper": _paper_split, "released": _released_split},
     ),
-    Task(
+    GoalTask(
         name="cheetah-flip",
         env=CHEETAH,
         key=(1,),

@@ -6,9 +6,9 @@ from m3pc.config.schema import GoalConfig
 from m3pc.envs import robot
 from m3pc.goals.can_tasks import CANS
 from m3pc.goals.locomotion_tasks import LOCOMOTION
-from m3pc.goals.task import Task
+from m3pc.goals.task import GoalTask
 
-TASKS: Mapping[str, Task] = {task.name: task for task in (*LOCOMOTION, *CANS)}
+TASKS: Mapping[str, GoalTask] = {task.name: task for task in (*LOCOMOTION, *CANS)}
 
 
 def rows_per_subgoal(config: GoalConfig, env: str) -> int:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from m3pc.core.history import Guide
+from m3pc.core.history import WaypointFn
 from m3pc.goals.tracking import near
 from m3pc.types import Episode, Floats, InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class GoalSetting:
     """What waypoints may be made from."""
 
     rows: int  # H
@@ -26,15 +26,15 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guidance:
+class WaypointSource:
     """Waypoints, and where they come from."""
 
-    guide: Guide
+    guide: WaypointFn
     note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class GoalTask:
     name: str
     env: str
     key: tuple[int, ...]  # dimensions of a state that count
@@ -42,9 +42,9 @@ class Task:
     steps: int  # of an episode; how near it came is measured over all of them
     judged: int  # the first step that decides success
     tolerance: float  # root mean square distance from there on, in the key's unit
-    guides: Mapping[str, Callable[[Setting], Guidance]]  # by the value of goal.waypoints
+    guides: Mapping[str, Callable[[GoalSetting], WaypointSource]]  # by the value of goal.waypoints
     cycles: tuple[float, ...] = ()  # in 1000 steps; () where the task has no frequency
-    succeeded: "Callable[[Task, Floats, Floats], bool]" = field(
+    succeeded: "Callable[[GoalTask, Floats, Floats], bool]" = field(
         default=lambda task, states, table: near(
             states, table, key=task.key, first=task.judged, tolerance=task.tolerance
         )
@@ -58,13 +58,13 @@ class Task:
             f"{self.tolerance:g} over steps {self.judged} to {self.steps}"
         )
 
-    def guidance(self, kind: str, setting: Setting) -> Guidance:
+    def guidance(self, kind: str, setting: GoalSetting) -> WaypointSource:
         if kind not in self.guides:
             known = " or ".join(self.guides)
             raise InputError(f"{self.name} has no waypoints {kind!r}; give --waypoints {known}")
         return self.guides[kind](setting)
 
 
-def fixed(table: Floats, note: str) -> Guidance:
+def fixed(table: Floats, note: str) -> WaypointSource:
     """The same table for every episode."""
-    return Guidance(guide=lambda first: table, note=note)
+    return WaypointSource(guide=lambda first: table, note=note)

@@ -25,7 +25,7 @@ from m3pc.config.overrides import replace
 from m3pc.config.presets import PRESETS
 from m3pc.config.schema import Config
 from m3pc.core.files import refuse_existing, sha256
-from m3pc.datasets.sandbox import Limits, run_limited
+from m3pc.datasets.sandbox import SandboxLimits, run_limited
 from m3pc.model import checkpoint
 from m3pc.model.btm import TrajectoryModel
 from m3pc.model.critic import Critic
@@ -39,7 +39,9 @@ STAND_IN = 2.0  # standard deviations from the mean, where the extremes of the r
 
 Tensors = dict[str, Tensor]
 Shape = tuple[int, ...]
-Theirs = Callable[[str, Shape], dict[str, Shape]]  # our tensor -> those of theirs it is joined from
+ReleasedTensors = Callable[
+    [str, Shape], dict[str, Shape]
+]  # our tensor -> those of theirs it is joined from
 
 STATISTICS = {name: f"{name.split('.')[1]}_{name.split('.')[0]}" for name in SCALES}  # ours, theirs
 OPTIONAL = {"config": 7, "max_returns": 1, "min_returns": 1}  # and how many numbers
@@ -90,7 +92,13 @@ class Imported:
 
 
 def import_authors(
-    files: Files, out: Path, *, heads: int | None, env: str | None, horizon: int, limits: Limits
+    files: Files,
+    out: Path,
+    *,
+    heads: int | None,
+    env: str | None,
+    horizon: int,
+    limits: SandboxLimits,
 ) -> Imported:
     """Write a checkpoint of the authors' numbers under the preset `parity`."""
     refuse_existing(out)
@@ -219,7 +227,7 @@ def _numbers(path: Path) -> Tensors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class WeightsPart:
     """Tensors of a file, or of one network in it, by the authors' names."""
 
     file: str
@@ -252,7 +260,7 @@ class Part:
             if not tensor.isfinite().all():
                 raise InputError(f"{self.file}: {name} holds NaN or Inf")
 
-    def joined(self, ours: Mapping[str, Shape], theirs: Theirs) -> Tensors:
+    def joined(self, ours: Mapping[str, Shape], theirs: ReleasedTensors) -> Tensors:
         """Our tensors of these shapes, of which every one of theirs is a part."""
         recipes = {name: theirs(name, shape) for name, shape in ours.items()}
         self.check({name: shape for parts in recipes.values() for name, shape in parts.items()})
@@ -263,16 +271,16 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    model: Part
-    q: Part
-    q_target: Part
-    v: Part
-    stats: Part
+class ReleasedFiles:
+    model: WeightsPart
+    q: WeightsPart
+    q_target: WeightsPart
+    v: WeightsPart
+    stats: WeightsPart
     step: int  # updates behind the model
 
 
-def _read(files: Files, limits: Limits) -> Found:
+def _read(files: Files, limits: SandboxLimits) -> ReleasedFiles:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.safetensors"
         job = {name: str(path) for name, path in asdict(files).items()} | {"out": str(out)}
@@ -290,13 +298,13 @@ def _read(files: Files, limits: Limits) -> Found:
         raise InputError("the reader gave something else than what it was asked for; try again")
     names = {"model": files.model.name, "stats": files.stats.name}
     parts = {
-        group: Part(file=names.get(group, files.critic.name), tensors=tensors)
+        group: WeightsPart(file=names.get(group, files.critic.name), tensors=tensors)
         for group, tensors in groups.items()
     }
-    return Found(**parts, step=int(step))
+    return ReleasedFiles(**parts, step=int(step))
 
 
-def _derive(found: Found, heads: int | None) -> tuple[Config, tuple[int, int]]:
+def _derive(found: ReleasedFiles, heads: int | None) -> tuple[Config, tuple[int, int]]:
     """The settings `parity` with the sizes of these networks, and S, A."""
     model, value = found.model, found.v
     width, state_size = model.sizes("encoder_embed_dict.states.weight", 2)
@@ -326,7 +334,7 @@ def _derive(found: Found, heads: int | None) -> tuple[Config, tuple[int, int]]:
     return config, (state_size, action_size)
 
 
-def _heads(stats: Part, sizes: tuple[int | None, ...], asked: int | None) -> int:
+def _heads(stats: WeightsPart, sizes: tuple[int | None, ...], asked: int | None) -> int:
     """From `config` among the statistics, whose other sizes must be those of the weights."""
     said = stats.tensors.get("config")
     if said is None:
@@ -373,7 +381,7 @@ def _layer_names(networks: tuple[str, ...], name: str, shape: Shape) -> dict[str
     return {f"{network}.net.{number}.{kind}": shape[1:] for network in networks}
 
 
-def _statistics(stats: Part, state_size: int) -> tuple[Tensors, Tensor, tuple[str, ...]]:
+def _statistics(stats: WeightsPart, state_size: int) -> tuple[Tensors, Tensor, tuple[str, ...]]:
     """Our normaliser, least and greatest return [2], and which of these two is a guess."""
     known = OPTIONAL | dict.fromkeys(CRITIC_SCALES.values(), state_size)
     given = {name: (size,) for name, size in known.items() if name in stats.tensors}
@@ -391,7 +399,7 @@ def _statistics(stats: Part, state_size: int) -> tuple[Tensors, Tensor, tuple[st
     return normaliser, extremes, tuple(name for name in guesses if name not in stats.tensors)
 
 
-def _critic_scales(stats: Part, normaliser: Tensors) -> tuple[Tensors, bool]:
+def _critic_scales(stats: WeightsPart, normaliser: Tensors) -> tuple[Tensors, bool]:
     """Mean and spread of the critic's states, and whether they are the model's.
 
     The authors' critic takes them from the data alone, their model from padded arrays.

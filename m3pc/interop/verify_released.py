@@ -24,7 +24,7 @@ from m3pc.model.checkpoint import Checkpoint
 from m3pc.model.masks import Mask, visible
 from m3pc.model.normalisation import Tokens
 from m3pc.types import InputError, TransitionBatch
-from planner.forward import Guide, Question, score
+from planner.forward import Guidance, PlanningBatch, score
 from planner.utility import weigh
 
 NETWORK, CHOICE = 1e-5, 5e-4  # absolute
@@ -32,12 +32,12 @@ UTILITY, LOSS = 1e-5, 1e-4  # relative to the largest of the numbers that were r
 
 PATTERNS = {"rcbc": "policy", "fd": "dynamics", "id": "inverse", "pi": "path"}  # theirs, ours
 OUTPUTS = {name: name for name in ("states", "rewards", "returns", "mu")} | {"log_std": "log_sigma"}
-GUIDES: Mapping[str, Guide] = {"q": "q", "rtg": "m"}
+GUIDES: Mapping[str, Guidance] = {"q": "q", "rtg": "m"}
 TERMS = ("states", "actions", "rewards", "returns", "nll", "entropy", "total")
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ComparedItem:
     """One comparison: how far off at most, and how far is allowed."""
 
     name: str
@@ -49,14 +49,14 @@ class Item:
         return self.error <= self.tolerance  # which NaN never is
 
 
-def verify(path: Path, golden: Path) -> list[Item]:
+def verify(path: Path, golden: Path) -> list[ComparedItem]:
     """Every recorded number that a checkpoint can be asked for. NaN in the file is a miss."""
     subject = checkpoint.read(path)
-    recording = Recording(file=golden.name, arrays=read_npz(golden))
+    recording = RecordedOutputs(file=golden.name, arrays=read_npz(golden))
     broken = recording.not_finite()
     if broken:
-        return [Item(f"{name} is finite", math.nan, 0.0) for name in broken]
-    comparison = Comparison(subject, recording)
+        return [ComparedItem(f"{name} is finite", math.nan, 0.0) for name in broken]
+    comparison = OutputComparison(subject, recording)
     with torch.no_grad():
         items = [
             *comparison.masks(),
@@ -71,7 +71,7 @@ def verify(path: Path, golden: Path) -> list[Item]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RecordedOutputs:
     """Arrays of a golden file, each of the shape that it must have."""
 
     file: str
@@ -115,10 +115,10 @@ class Recording:
         return found
 
 
-class Comparison:
+class OutputComparison:
     """A checkpoint and a recording that it is asked about."""
 
-    def __init__(self, subject: Checkpoint, recording: Recording) -> None:
+    def __init__(self, subject: Checkpoint, recording: RecordedOutputs) -> None:
         weights = subject.weights
         self.subject, self.weights, self.recording = subject, weights, recording
         self.model, self.critic = weights.model(), weights.critic()
@@ -137,15 +137,15 @@ class Comparison:
             returns=self.normaliser.returns.encode(self.inputs["returns"]),
         )
 
-    def masks(self) -> Iterator[Item]:
+    def masks(self) -> Iterator[ComparedItem]:
         """Tokens that a question shows to one and not to the other."""
         for theirs, ours in PATTERNS.items():
             for now in self.recording.named(rf"visible_{theirs}(\d+)"):
                 expected = visible(ours, now=self._now(now), length=self.length)
                 differ = int((self._mask(f"{theirs}{now}") != expected).sum())
-                yield Item(f"mask {theirs}{now}", float(differ), 0.0)
+                yield ComparedItem(f"mask {theirs}{now}", float(differ), 0.0)
 
-    def network(self) -> Iterator[Item]:
+    def network(self) -> Iterator[ComparedItem]:
         """The worst of the five outputs, for each mask."""
         for name in self.recording.named(r"visible_(\w+)"):
             prediction = self.model(self.tokens, self._mask(name))
@@ -154,29 +154,29 @@ class Comparison:
                 found = getattr(prediction, ours)
                 expected = self.recording.take(f"out_{name}_{theirs}", *found.shape)
                 errors.append(_error(found, expected))
-            yield Item(f"network {name}", _worst(errors), NETWORK)
+            yield ComparedItem(f"network {name}", _worst(errors), NETWORK)
 
-    def plans(self) -> Iterator[Item]:
+    def plans(self) -> Iterator[ComparedItem]:
         """Utilities, weights and actions of both guides on the first of the windows."""
         for text in self.recording.named(r"plan(\d+)_candidates"):
             now = self._now(text)
             candidates = self.recording.tensor(
                 f"plan{text}_candidates", None, self.length - now, self.sizes["actions"]
             )[None]
-            question = Question(
+            question = PlanningBatch(
                 states=self.inputs["states"][:1],
                 actions=self.inputs["actions"][:1],
                 now=now,
                 steps=torch.tensor([now]),
-                horizon=self.weights.horizon,
+                max_episode_steps=self.weights.horizon,
             )
             for theirs, guide in GUIDES.items():
                 name, expected = f"plan {text} {theirs}", f"plan{text}_{theirs}"
                 yield from self._plan(name, expected, question, candidates, guide)
 
     def _plan(
-        self, name: str, recorded: str, question: Question, candidates: Tensor, guide: Guide
-    ) -> Iterator[Item]:
+        self, name: str, recorded: str, question: PlanningBatch, candidates: Tensor, guide: Guidance
+    ) -> Iterator[ComparedItem]:
         discount, lam = self.recording.numbers("plan_discount_lambda", 2)
         [xi] = self.recording.numbers(f"{recorded}_xi")
         settings = {"planner.discount": discount, "planner.lam": lam}
@@ -196,11 +196,11 @@ class Comparison:
                 ("action", candidates.shape[3]),
             )
         }
-        yield Item(f"{name} utility", _relative(utilities[0], expected["utility"]), UTILITY)
-        yield Item(f"{name} weights", _error(weights[0], expected["weights"]), CHOICE)
-        yield Item(f"{name} action", _error(action[0], expected["action"]), CHOICE)
+        yield ComparedItem(f"{name} utility", _relative(utilities[0], expected["utility"]), UTILITY)
+        yield ComparedItem(f"{name} weights", _error(weights[0], expected["weights"]), CHOICE)
+        yield ComparedItem(f"{name} action", _error(action[0], expected["action"]), CHOICE)
 
-    def losses(self) -> Iterator[Item]:
+    def losses(self) -> Iterator[ComparedItem]:
         """Every term of the pretraining loss, for each mask."""
         for name in self.recording.named(r"loss_(\w+)_total"):
             mask = self._mask(name)
@@ -217,9 +217,11 @@ class Comparison:
             )
             for term in TERMS:
                 expected = self.recording.take(f"loss_{name}_{term}")
-                yield Item(f"loss {name} {term}", _relative(getattr(found, term), expected), LOSS)
+                yield ComparedItem(
+                    f"loss {name} {term}", _relative(getattr(found, term), expected), LOSS
+                )
 
-    def critic_update(self) -> Iterator[Item]:
+    def critic_update(self) -> Iterator[ComparedItem]:
         """Losses of one update, and Q, its targets and V after it."""
         if not self.recording.named(r"(iql_\w+)"):
             return
@@ -232,7 +234,7 @@ class Comparison:
         losses = learner.update(batch)
         for name, loss in losses.items():
             expected = self.recording.take(f"iql_{name}")
-            yield Item(f"iql {name}", _relative(torch.tensor(loss), expected), LOSS)
+            yield ComparedItem(f"iql {name}", _relative(torch.tensor(loss), expected), LOSS)
         count = min(len(self.recording.take("iql_after_q", None)), len(batch.states))
         states, actions = (torch.from_numpy(x[:count]) for x in (batch.states, batch.actions))
         with torch.no_grad():
@@ -243,7 +245,7 @@ class Comparison:
             }
         for name, numbers in after.items():
             expected = self.recording.take(f"iql_after_{name}", count)
-            yield Item(f"iql after {name}", _relative(numbers, expected), LOSS)
+            yield ComparedItem(f"iql after {name}", _relative(numbers, expected), LOSS)
 
     def _targets(self, learner: CriticLearner) -> dict[str, Tensor]:
         """Those of the checkpoint, without the moments of an optimiser that went before."""

@@ -19,11 +19,11 @@ from torch.nn import functional
 
 from m3pc.config.schema import ModelConfig
 from m3pc.model.interpolation import line_weights, with_changes
-from m3pc.model.masks import ACTIONS, MODALITIES, STATES, Mask, Place, places
+from m3pc.model.masks import ACTIONS, MODALITIES, STATES, Mask, TokenIndex, places
 from m3pc.model.normalisation import Tokens
 from m3pc.model.squashed_gaussian import bounded_log_sigma
 
-Places = tuple[Place, ...]
+Places = tuple[TokenIndex, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class TrajectoryModel(nn.Module):
         return Prediction(**found)
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """Attention, then a feed-forward part, each behind a LayerNorm and beside a residual."""
 
     def __init__(self, width: int, heads: int, expansion: int, dropout: float) -> None:
@@ -242,7 +242,7 @@ class Layout:
 
 @lru_cache(maxsize=4096)  # random masks are many
 def _layout(given: Places, read: Places, length: int) -> Layout:
-    everywhere = [Place(k, t) for k in range(len(MODALITIES)) for t in range(length)]
+    everywhere = [TokenIndex(k, t) for k in range(len(MODALITIES)) for t in range(length)]
     seen, wanted = set(given), set(read)
     hidden = tuple(place for place in everywhere if place not in seen)
     shared = [i for i, place in enumerate(hidden) if place in wanted]
@@ -260,7 +260,7 @@ def _layout(given: Places, read: Places, length: int) -> Layout:
     )
 
 
-def _runs(where: Sequence[Place]) -> list[tuple[int, list[int]]]:
+def _runs(where: Sequence[TokenIndex]) -> list[tuple[int, list[int]]]:
     """Neighbours of one modality together: modality and steps."""
     return [
         (modality, [place.step for place in run])
@@ -288,7 +288,7 @@ def _join(shared: Tensor | None, own: Tensor) -> Tensor:
 
 def _layers(config: ModelConfig, count: int) -> nn.ModuleList:
     sizes = (config.width, config.heads, config.expansion, config.dropout)
-    return nn.ModuleList(Layer(*sizes) for _ in range(count))
+    return nn.ModuleList(TransformerLayer(*sizes) for _ in range(count))
 
 
 def _two_layers(width: int, size: int) -> nn.Module:

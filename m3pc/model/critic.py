@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from m3pc.config.schema import CriticConfig
 
 
-class Stack(nn.Module):
+class EnsembleMLP(nn.Module):
     """M networks of the same shape, one batched product a layer for all of them."""
 
     def __init__(self, members: int, sizes: Sequence[int]) -> None:
@@ -58,8 +58,8 @@ class Critic(nn.Module):
     def __init__(self, config: CriticConfig, state_size: int, action_size: int) -> None:
         super().__init__()
         hidden = [config.width] * config.layers
-        self.q = Stack(2, [state_size + action_size, *hidden, 1])
-        self.v = Stack(1, [state_size, *hidden, 1])
+        self.q = EnsembleMLP(2, [state_size + action_size, *hidden, 1])
+        self.v = EnsembleMLP(1, [state_size, *hidden, 1])
         self.register_buffer("state_mean", torch.zeros(state_size))
         self.register_buffer("state_std", torch.ones(state_size))
 

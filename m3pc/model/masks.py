@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from m3pc.config.schema import MasksConfig, PivotConfig
 
 Mask = NDArray[np.bool_]  # [modality, T]
-Steps = NDArray[np.int64]  # [T]
+StepRange = NDArray[np.int64]  # [T]
 
 MODALITIES = ("states", "actions", "rewards", "returns")
 STATES, ACTIONS, REWARDS, RETURNS = range(4)
 
-SPANS: Mapping[str, Callable[[Steps, int], NDArray[np.bool_]]] = {  # -> [T]
+SPANS: Mapping[str, Callable[[StepRange, int], NDArray[np.bool_]]] = {  # -> [T]
     "none": lambda t, now: t < 0,
     "past": lambda t, now: t < now,
     "seen": lambda t, now: t <= now,
@@ -33,7 +33,7 @@ PATTERNS = {
 # fmt: on
 
 
-class Place(NamedTuple):
+class TokenIndex(NamedTuple):
     """Where a token stands."""
 
     modality: int
@@ -57,9 +57,9 @@ def only(length: int, steps: Mapping[int, Iterable[int]]) -> Mask:
     return mask
 
 
-def places(mask: Mask) -> list[Place]:
+def places(mask: Mask) -> list[TokenIndex]:
     """The tokens that a mask shows, by modality and step."""
-    return [Place(int(modality), int(step)) for modality, step in np.argwhere(mask)]
+    return [TokenIndex(int(modality), int(step)) for modality, step in np.argwhere(mask)]
 
 
 def draw(config: MasksConfig, length: int, rng: np.random.Generator) -> Mask:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from m3pc.monitoring.dashboards import Panel
+from m3pc.monitoring.dashboards import DashboardPanel
 from m3pc.monitoring.units import shown, ticks, time_ticks
 
 NAMED = {"green": "#2a9a5b", "yellow": "#d99a00", "red": "#d33c3c", "blue": "#2f6fd0"}
@@ -27,7 +27,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
+class PlotArea:
     """What a chart shows of time, and its size in pixels."""
 
     start: float
@@ -42,7 +42,7 @@ class Frame:
 
 
 def coloured(
-    panel: Panel, named: Sequence[tuple[str, tuple[tuple[float, float], ...]]]
+    panel: DashboardPanel, named: Sequence[tuple[str, tuple[tuple[float, float], ...]]]
 ) -> list[Line]:
     """Lines in the panel's own colours, where it has some."""
     found = []
@@ -64,13 +64,13 @@ def css_colour(name: str) -> str:
     return NAMED.get(name, name)
 
 
-def threshold_colour(panel: Panel, value: float) -> str:
+def threshold_colour(panel: DashboardPanel, value: float) -> str:
     """Of the highest threshold that the value reaches."""
     reached = [step.colour for step in panel.thresholds if value >= step.value]
     return css_colour(reached[-1]) if reached else ""
 
 
-def line_chart(panel: Panel, lines: Sequence[Line], frame: Frame) -> str:
+def line_chart(panel: DashboardPanel, lines: Sequence[Line], frame: PlotArea) -> str:
     low, high = _bounds(panel, [value for line in lines for _, value in line.points])
     inner = frame.height - TOP - BOTTOM
 
@@ -96,7 +96,7 @@ def line_chart(panel: Panel, lines: Sequence[Line], frame: Frame) -> str:
     return _svg(frame, parts)
 
 
-def _bounds(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
+def _bounds(panel: DashboardPanel, values: Sequence[float]) -> tuple[float, float]:
     low = min([*values, *([] if panel.minimum is None else [panel.minimum])], default=0.0)
     high = max([*values, *([] if panel.maximum is None else [panel.maximum])], default=1.0)
     if high - low <= 1e-9 * max(abs(high), abs(low)):
@@ -109,7 +109,9 @@ def _bounds(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
     )
 
 
-def _path(line: Line, panel: Panel, frame: Frame, floor: float, y: Callable[[float], float]) -> str:
+def _path(
+    line: Line, panel: DashboardPanel, frame: PlotArea, floor: float, y: Callable[[float], float]
+) -> str:
     parts = []
     dash = ' stroke-dasharray="6 4"' if line.dashed else ""
     colour = escape(line.colour)
@@ -144,7 +146,7 @@ def _pieces(
         yield piece
 
 
-def timeline(panel: Panel, lines: Sequence[Line], frame: Frame) -> str:
+def timeline(panel: DashboardPanel, lines: Sequence[Line], frame: PlotArea) -> str:
     """A lane for each line, coloured by its value."""
     lanes = lines[:MOST_LANES]
     top = TOP
@@ -182,12 +184,12 @@ def _spells(
             begin = number + 1
 
 
-def _state(panel: Panel, value: float) -> tuple[str, str]:
+def _state(panel: DashboardPanel, value: float) -> tuple[str, str]:
     text, colour = panel.mappings.get(f"{value:g}", ("", ""))
     return text or f"{value:g}", css_colour(colour) or threshold_colour(panel, value)
 
 
-def _time_axis(frame: Frame) -> list[str]:
+def _time_axis(frame: PlotArea) -> list[str]:
     bottom = frame.height - BOTTOM
     marks = time_ticks(frame.start, frame.end, most=max((frame.width - LEFT) // 80, 2))
     return [
@@ -198,7 +200,7 @@ def _time_axis(frame: Frame) -> list[str]:
     ]
 
 
-def _svg(frame: Frame, parts: Sequence[str]) -> str:
+def _svg(frame: PlotArea, parts: Sequence[str]) -> str:
     return f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img">{"".join(parts)}</svg>'
 
 

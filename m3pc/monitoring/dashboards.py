@@ -59,7 +59,7 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Panel:
+class DashboardPanel:
     title: str
     kind: str
     unit: str
@@ -91,7 +91,7 @@ class Board:
     title: str
     description: str
     rows: tuple[Row, ...]
-    panels: tuple[Panel, ...]
+    panels: tuple[DashboardPanel, ...]
 
 
 def boards(folder: Path) -> tuple[Board, ...]:
@@ -162,11 +162,11 @@ def _board(path: Path) -> Board:
         raise InputError(f"{path} is not a dashboard of M³PC: {error!r}") from None
 
 
-def _panel(told: Mapping[str, Any]) -> Panel:
+def _panel(told: Mapping[str, Any]) -> DashboardPanel:
     if told["type"] not in KINDS:
         raise ValueError(f"a panel of type {told['type']}; there are {', '.join(KINDS)}")
     field, place = told["fieldConfig"]["defaults"], told["gridPos"]
-    return Panel(
+    return DashboardPanel(
         title=told["title"],
         kind=told["type"],
         unit=field["unit"],

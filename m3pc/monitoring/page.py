@@ -10,17 +10,17 @@ from pathlib import Path
 
 from m3pc.monitoring.charts import (
     MOST_LANES,
-    Frame,
     Line,
+    PlotArea,
     coloured,
     line_chart,
     threshold_colour,
     timeline,
     timeline_height,
 )
-from m3pc.monitoring.dashboards import COLUMNS, Board, Panel, Query, filled
+from m3pc.monitoring.dashboards import COLUMNS, Board, DashboardPanel, Query, filled
 from m3pc.monitoring.dashboards import boards as read_boards
-from m3pc.monitoring.prometheus_api import Alert, Prometheus, Series, Source
+from m3pc.monitoring.prometheus_api import Alert, MetricsSource, Prometheus, Series
 from m3pc.monitoring.units import shown
 from m3pc.types import InputError
 
@@ -45,7 +45,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PanelData:
     """To one query: series, or why there are none."""
 
     query: Query
@@ -68,7 +68,7 @@ def write_page(
     return page.shown
 
 
-def lifetime(source: Source, run: str) -> Span:
+def lifetime(source: MetricsSource, run: str) -> Span:
     """Since when, and until when, a run was seen."""
     name = Query(expression='m3pc_build_info{run=~"$run"}', legend="", instant=True, interval=5.0)
     series = filled(name, run, step=15.0).expression
@@ -87,7 +87,7 @@ def lifetime(source: Source, run: str) -> Span:
 
 
 class Page:
-    def __init__(self, source: Source, run: str, span: Span) -> None:
+    def __init__(self, source: MetricsSource, run: str, span: Span) -> None:
         self._source, self._run, self._span = source, run, span
         self.shown = 0
 
@@ -112,10 +112,10 @@ class Page:
     def _own(self, alerts: Sequence[Alert]) -> list[Alert]:
         return [alert for alert in alerts if alert.labels.get("run", self._run) == self._run]
 
-    def _ask(self, panel: Panel) -> list[Answer]:
+    def _ask(self, panel: DashboardPanel) -> list[PanelData]:
         return [self._answer(query) for query in panel.queries]
 
-    def _answer(self, query: Query) -> Answer:
+    def _answer(self, query: Query) -> PanelData:
         span, step = self._span, max(self._span.step, query.interval)
         made = filled(query, self._run, step=step)
         try:
@@ -126,12 +126,12 @@ class Page:
                 start = span.end - count * step
                 series = self._source.range(made.expression, start, span.end, step)
         except InputError as error:
-            return Answer(query=query, problem=str(error))
-        return Answer(query=query, series=[each for each in series if each.points])
+            return PanelData(query=query, problem=str(error))
+        return PanelData(query=query, series=[each for each in series if each.points])
 
     # Panels
 
-    def _card(self, panel: Panel, answers: Sequence[Answer]) -> str:
+    def _card(self, panel: DashboardPanel, answers: Sequence[PanelData]) -> str:
         problems = [answer.problem for answer in answers if answer.problem]
         if problems:
             content = f'<p class="none">{escape(problems[0])}</p>'
@@ -147,7 +147,7 @@ class Page:
             f'<p class="what">{escape(panel.description)}</p>{content}</article>'
         )
 
-    def _content(self, panel: Panel, answers: Sequence[Answer]) -> str:
+    def _content(self, panel: DashboardPanel, answers: Sequence[PanelData]) -> str:
         if panel.kind == "table":
             return _table([series.labels for answer in answers for series in answer.series])
         named = [
@@ -162,7 +162,7 @@ class Page:
         lines = coloured(panel, sorted(named, key=_natural) if _is_long(panel, named) else named)
         step = max(self._span.step, *(query.interval for query in panel.queries))
         is_line = panel.kind == "timeseries"
-        frame = Frame(
+        frame = PlotArea(
             start=self._span.start,
             end=self._span.end,
             step=step,
@@ -176,13 +176,13 @@ class Page:
         return timeline(panel, lines, frame) + more
 
 
-def _place(panel: Panel) -> str:
+def _place(panel: DashboardPanel) -> str:
     return (
         f"grid-column:{panel.x + 1}/span {panel.width};grid-row:{panel.y + 1}/span {panel.height}"
     )
 
 
-def _is_long(panel: Panel, named: Sequence[object]) -> bool:
+def _is_long(panel: DashboardPanel, named: Sequence[object]) -> bool:
     return len(panel.queries) == 1 and len(named) > 1
 
 
@@ -197,7 +197,7 @@ def _legend(form: str, labels: Mapping[str, str]) -> str:
     return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda at: labels.get(at[1], ""), form)
 
 
-def _number(panel: Panel, name: str, value: float, of: int) -> str:
+def _number(panel: DashboardPanel, name: str, value: float, of: int) -> str:
     text, colour = panel.mappings.get(f"{value:g}", ("", ""))
     text = text or shown(value, panel.unit, panel.decimals)
     colour = colour or threshold_colour(panel, value)
@@ -205,7 +205,7 @@ def _number(panel: Panel, name: str, value: float, of: int) -> str:
     return f'<span class="number" style="color:{escape(colour)}">{escape(text)}{label}</span>'
 
 
-def _legends(panel: Panel, lines: Sequence[Line]) -> str:
+def _legends(panel: DashboardPanel, lines: Sequence[Line]) -> str:
     shown_lines = lines[:MOST_LEGENDS]
     parts = []
     for line in shown_lines:

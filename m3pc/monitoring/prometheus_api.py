@@ -30,7 +30,7 @@ class Alert:
     since: str
 
 
-class Source(Protocol):
+class MetricsSource(Protocol):
     """Expressions that are wrong are an InputError."""
 
     def range(self, expression: str, start: float, end: float, step: float) -> list[Series]: ...

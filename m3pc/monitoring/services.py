@@ -29,7 +29,7 @@ RETENTION = "30d"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class MonitoringService:
     """A process that was started here."""
 
     name: str
@@ -49,7 +49,7 @@ def shipped() -> Path:
 
 def up(
     folder: Path, targets: Sequence[Path], *, port: int = 9090, grafana_port: int = 3000
-) -> list[Service]:
+) -> list[MonitoringService]:
     """What runs in the end: what did already stays."""
     found = {service.name: service for service in standing(folder)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def up(
     return list(found.values())
 
 
-def down(folder: Path) -> list[Service]:
+def down(folder: Path) -> list[MonitoringService]:
     """End what was started, and say what it was."""
     found = standing(folder)
     for service in found:
@@ -81,11 +81,11 @@ def down(folder: Path) -> list[Service]:
     return found
 
 
-def standing(folder: Path) -> list[Service]:
+def standing(folder: Path) -> list[MonitoringService]:
     """Of those that were started, those that are still there."""
     try:
         told: Any = json.loads((folder / PROCESSES).read_text(encoding="utf-8"))
-        found = [Service(**each) for each in told]
+        found = [MonitoringService(**each) for each in told]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
@@ -111,7 +111,7 @@ def configuration(
     return found
 
 
-def _prometheus(folder: Path, targets: Sequence[Path], port: int) -> Service:
+def _prometheus(folder: Path, targets: Sequence[Path], port: int) -> MonitoringService:
     program = _required("prometheus", "apt install prometheus, or take it from prometheus.io")
     config = configuration(folder, targets, port=port)
     replace_file(folder / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
@@ -131,7 +131,7 @@ def _prometheus(folder: Path, targets: Sequence[Path], port: int) -> Service:
     )
 
 
-def _node_exporter(folder: Path) -> Service | None:
+def _node_exporter(folder: Path) -> MonitoringService | None:
     """Of this machine, unless it has none or one that runs."""
     program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if program is None or not _is_free(NODE_EXPORTER):
@@ -140,7 +140,7 @@ def _node_exporter(folder: Path) -> Service | None:
     return _started(folder, "node exporter", [program, address], port=NODE_EXPORTER, ready="/")
 
 
-def _grafana(folder: Path, prometheus: Service, port: int) -> Service | None:
+def _grafana(folder: Path, prometheus: MonitoringService, port: int) -> MonitoringService | None:
     program = shutil.which("grafana") or shutil.which("grafana-server")
     if program is None:
         return None
@@ -180,7 +180,7 @@ def _started(
     ready: str,
     page: str = "",
     environment: Mapping[str, str] | None = None,
-) -> Service:
+) -> MonitoringService:
     """Once it answers. What it prints is in a file of the folder."""
     if not _is_free(port):
         raise InputError(f"port {port} is taken, so {name} cannot have it; give another port")
@@ -204,10 +204,10 @@ def _started(
             raise InputError(f"{name} does not start: {' '.join(last)}; see {log}")
         time.sleep(PAUSE)
     process.returncode = 0  # it is left alone: nothing is to be said when this object goes
-    return Service(name=name, pid=process.pid, began=_began(process.pid), url=url + page)
+    return MonitoringService(name=name, pid=process.pid, began=_began(process.pid), url=url + page)
 
 
-def _remember(folder: Path, services: Mapping[str, Service]) -> None:
+def _remember(folder: Path, services: Mapping[str, MonitoringService]) -> None:
     told = [asdict(service) for service in services.values()]
     replace_file(folder / PROCESSES, json.dumps(told).encode())
 

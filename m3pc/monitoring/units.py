@@ -3,10 +3,16 @@
 import math
 from datetime import UTC, datetime
 
-Scale = tuple[tuple[float, str], ...]  # sizes and their names, the largest first
-_SHORT: Scale = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-_BYTES: Scale = ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
-_SECONDS: Scale = (
+UnitScale = tuple[tuple[float, str], ...]  # sizes and their names, the largest first
+_SHORT: UnitScale = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+_BYTES: UnitScale = (
+    (2.0**40, "TiB"),
+    (2.0**30, "GiB"),
+    (2.0**20, "MiB"),
+    (2.0**10, "KiB"),
+    (1.0, "B"),
+)
+_SECONDS: UnitScale = (
     (86400.0, "d"),
     (3600.0, "h"),
     (60.0, "min"),
@@ -20,8 +26,8 @@ _DAY = 86400.0
 
 
 # By unit: what a value is multiplied by, the scale it is told in, what stands behind it.
-_PLAIN: Scale = ((1.0, ""),)
-UNITS: dict[str, tuple[float, Scale, str]] = {
+_PLAIN: UnitScale = ((1.0, ""),)
+UNITS: dict[str, tuple[float, UnitScale, str]] = {
     "s": (1.0, _SECONDS, ""),
     "ms": (1e-3, _SECONDS, ""),
     "bytes": (1.0, _BYTES, ""),

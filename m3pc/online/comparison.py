@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from m3pc.config.overrides import flatten
 from m3pc.config.schema import Config
 from m3pc.evaluation.agent import policy
-from m3pc.evaluation.evaluate import Match, Played
+from m3pc.evaluation.evaluate import EvaluationJob, EvaluationResult
 from m3pc.evaluation.statistics import interval
 from m3pc.model import checkpoint
 from m3pc.online.run_folder import OnlineRun, open_run
@@ -21,10 +21,10 @@ LABEL = "finetuned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class FinetuneComparison:
     run: Path
-    before: Played
-    after: Played
+    before: EvaluationResult
+    after: EvaluationResult
 
     @property
     def gains(self) -> NDArray[np.float64]:
@@ -51,7 +51,7 @@ class Comparison:
         }
 
 
-def finetuned(path: Path, ready: Sequence[Match]) -> tuple[Match, Match]:
+def finetuned(path: Path, ready: Sequence[EvaluationJob]) -> tuple[EvaluationJob, EvaluationJob]:
     """The match that the run's own planner plays before, one of `ready`, and the same after: with
     the weights of its newest checkpoint."""
     run, after = open_run(path), checkpoint.read(path)
@@ -73,7 +73,7 @@ def finetuned(path: Path, ready: Sequence[Match]) -> tuple[Match, Match]:
     return before, replace(before, policy=planner, label=LABEL)
 
 
-def _check_start(run: OnlineRun, first: Match) -> None:
+def _check_start(run: OnlineRun, first: EvaluationJob) -> None:
     weights, facts = first.policy.weights, run.facts
     found = (facts.states, facts.actions, facts.horizon, facts.env)
     expected = (weights.state_size, weights.action_size, weights.horizon, first.env_id)
@@ -89,7 +89,7 @@ def _check_start(run: OnlineRun, first: Match) -> None:
         )
 
 
-def _plays(match: Match, config: Config) -> bool:
+def _plays(match: EvaluationJob, config: Config) -> bool:
     ours, theirs = match.policy.config, config
     return (ours.planner.mode, ours.conditioning.evaluation_ratio) == (
         theirs.planner.mode,
@@ -97,7 +97,7 @@ def _plays(match: Match, config: Config) -> bool:
     )
 
 
-def _check_planner(path: Path, before: Match, config: Config) -> None:
+def _check_planner(path: Path, before: EvaluationJob, config: Config) -> None:
     """Nothing but the weights may differ."""
     ours, theirs = flatten(before.policy.config), flatten(config)
     for name in ours:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from m3pc.envs import normalised_score
 from m3pc.online.run_folder import OnlineRun
-from m3pc.plots import Panel, exploration
+from m3pc.plots import GoalPanel, exploration
 from m3pc.tracking.run_log import read
 from m3pc.types import InputError, Integers
 from replay.format import manifest
@@ -23,7 +23,7 @@ PARTS = 3  # of a run, by environment steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class CurvePart:
     """What was collected between two counts of environment steps."""
 
     begin: int
@@ -45,15 +45,15 @@ class Exploration:
     aborted: int  # episodes, left out
     offline: float | None  # mean return of the first evaluation, before anything was learnt
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[CurvePart]:
         edges = np.linspace(0, self.steps, PARTS + 1).round().astype(np.int64).tolist()
         return [self._part(*pair) for pair in pairwise(edges)]
 
-    def _part(self, begin: int, end: int) -> Part:
+    def _part(self, begin: int, end: int) -> CurvePart:
         found = self.returns[(self.ends > begin) & (self.ends <= end)]
         above = found > (np.nan if self.offline is None else self.offline)
         unknown = self.offline is None or not len(found)
-        return Part(
+        return CurvePart(
             begin=begin,
             end=end,
             episodes=len(found),
@@ -62,8 +62,8 @@ class Exploration:
             above=np.nan if unknown else float(above.mean()),
         )
 
-    def panel(self) -> Panel:
-        return Panel(
+    def panel(self) -> GoalPanel:
+        return GoalPanel(
             title=f"{self.name}: {self.how}",
             ends=self.ends,
             values=self.returns,

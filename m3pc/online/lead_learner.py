@@ -8,7 +8,7 @@ something within the time that a group waits; looking at the store again is enou
 import time
 from enum import IntEnum
 
-from learner.process_group import Group, MatesLostError
+from learner.process_group import PeersLostError, ProcessGroup
 from m3pc.online.run_folder import OnlineRun
 from m3pc.online.trainer import Trainer
 from m3pc.telemetry.recorder import Recorder
@@ -16,16 +16,16 @@ from m3pc.telemetry.recorder import Recorder
 AGREE_SECONDS, PAUSE = 60.0, 0.2  # for all to see the same episodes; between two trials
 
 
-class Order(IntEnum):
+class LearnerCommand(IntEnum):
     END = 0
     REFRESH = 1
     UPDATE = 2
 
 
-class Lead:
+class LeadLearner:
     """The first learner's trainer. Without mates, a trainer and no more."""
 
-    def __init__(self, run: OnlineRun, *, group: Group, recorder: Recorder) -> None:
+    def __init__(self, run: OnlineRun, *, group: ProcessGroup, recorder: Recorder) -> None:
         self._group, self._visible = group, 0
         self.trainer = Trainer(run, group=group, recorder=recorder, visible=lambda: self._visible)
         self.refresh()
@@ -36,40 +36,40 @@ class Lead:
         end = time.monotonic() + AGREE_SECONDS
         while True:
             self._visible = self.trainer.collected()
-            self._group.told([Order.REFRESH, self._visible])
+            self._group.told([LearnerCommand.REFRESH, self._visible])
             self.trainer.refresh()
             if self._group.same(self.trainer.seen()):
                 return
             if time.monotonic() > end:
-                raise MatesLostError(
+                raise PeersLostError(
                     f"for {AGREE_SECONDS:g} seconds the learners did not see the same checkpoint "
                     f"and episodes; look whether all machines see {self.trainer.run.path}"
                 )
             time.sleep(PAUSE)
 
     def update(self) -> None:
-        self._group.told([Order.UPDATE, 0])
+        self._group.told([LearnerCommand.UPDATE, 0])
         self.trainer.update()
 
     def end(self) -> None:
         """The mates are free to go."""
-        self._group.told([Order.END, 0])
+        self._group.told([LearnerCommand.END, 0])
 
 
-class Mate:
+class FollowerLearner:
     """Any other learner."""
 
-    def __init__(self, run: OnlineRun, group: Group) -> None:
+    def __init__(self, run: OnlineRun, group: ProcessGroup) -> None:
         self._group, self._visible = group, 0
         self.trainer = Trainer(run, group=group, visible=lambda: self._visible)
 
     def work(self) -> None:
         """Until the first learner ends."""
         while True:
-            order, visible = self._group.told([Order.END, 0])
-            if order == Order.END:
+            order, visible = self._group.told([LearnerCommand.END, 0])
+            if order == LearnerCommand.END:
                 return
-            if order == Order.UPDATE:
+            if order == LearnerCommand.UPDATE:
                 self.trainer.update()
             else:
                 self._visible = visible

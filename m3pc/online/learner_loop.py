@@ -8,9 +8,9 @@ from pathlib import Path
 from threading import Event
 from typing import Protocol
 
-from learner.process_group import Group
+from learner.process_group import ProcessGroup
 from learner.publish import Publisher
-from m3pc.online.lead_learner import Lead
+from m3pc.online.lead_learner import LeadLearner
 from m3pc.online.recovery import WEIGHTS, weights_path
 from m3pc.online.run_folder import OnlineRun
 from m3pc.telemetry.catalogue import COORDINATOR_DOWN, LEARNER_WAIT
@@ -29,7 +29,7 @@ START_SECONDS = 60.0  # for the coordinator to give an epoch
 log = logging.getLogger(__name__)
 
 
-class Permits(Protocol):
+class UpdateBudget(Protocol):
     def may_update(self, epoch: int, done: int, total: int) -> int:
         """How many updates may have been done in all, up to `total`, after a short wait."""
 
@@ -44,20 +44,20 @@ class LearnerReport:
     snapshot: Snapshot
 
 
-class Learning:
+class LearnerLoop:
     """Owns the epoch that it takes at its start: a learner before it is fenced from then on."""
 
     def __init__(
         self,
         run: OnlineRun,
-        store: Permits,
+        store: UpdateBudget,
         coordinator: Coordinator,
         *,
-        group: Group | None = None,
+        group: ProcessGroup | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recorder, self._clock, self._store = Recorder(), clock, store
-        self._lead = Lead(run, group=group or Group(), recorder=self.recorder)
+        self._lead = LeadLearner(run, group=group or ProcessGroup(), recorder=self.recorder)
         self.trainer = self._lead.trainer
         self._online, self._waiting, self._beat = run.config.online, False, clock()
         self._publisher = Publisher(

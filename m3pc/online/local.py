@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from actors.episodes import rollouts
-from actors.rollout_loop import Acting
-from actors.vector_rollout import Rollout, Start
+from actors.rollout_loop import ExplorationConfig
+from actors.vector_rollout import EpisodeStart, Rollout
 from m3pc.envs import make_vector
-from m3pc.envs.registry import Vector
+from m3pc.envs.registry import FloatVectorEnv
 from m3pc.model.weights import Weights
 from m3pc.online.evaluation import evaluated, evaluation, is_due
 from m3pc.online.results import save_pictures
@@ -27,14 +27,14 @@ from m3pc.online.trainer import Trainer
 from m3pc.tracking.run_lock import locked
 from m3pc.tracking.run_log import RunLog
 from m3pc.tracking.trackers import tracker
-from m3pc.training.running_means import Means
-from m3pc.types import AppendKey, Decision, InputError, Status, Window
+from m3pc.training.running_means import RunningMeans
+from m3pc.types import AckStatus, AppendKey, Decision, InputError, Window
 from planner.policy import Policy
 from replay.format import manifest
 from replay.format.payload import encode
 from replay.server.schedule import schedule_of
 from replay.store.store import Store
-from replay.writing.writer import Options, Writer
+from replay.writing.writer import Writer, WriterOptions
 
 Report = Callable[[Mapping[str, Any]], None]
 COLLECT = 1  # what a seed is for
@@ -42,28 +42,28 @@ SLOT, INCARNATION = 0, 0  # of the only producer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class LocalResult:
     path: Path
     steps: int
     weights: Weights
 
 
-def run_local(path: Path, report: Report, *, track: str = "") -> Finished:
+def run_local(path: Path, report: Report, *, track: str = "") -> LocalResult:
     """Go on from the newest whole checkpoint to the end."""
     with locked(path):
         run = open_run(path)
         _require_own(run)
         tracked = tracker(track, path, run.config)
-        options = Options(durability=run.config.fleet.durability)
+        options = WriterOptions(durability=run.config.fleet.durability)
         with closing(Writer(run.replay, run.header, options)) as writer:
-            work = _LockStep(run, writer)
+            work = LocalTrainer(run, writer)
             with (
                 RunLog(path, done=work.steps, unit="step", tracker=tracked) as log,
                 closing(make_vector(run.facts.env, run.config.fleet.envs_per_actor)) as envs,
             ):
                 work.finish(envs, log, report)
         save_pictures(run)
-        return Finished(
+        return LocalResult(
             path=path, steps=work.steps, weights=work.trainer.weights(work.trainer.updates)
         )
 
@@ -80,7 +80,7 @@ def _require_own(run: OnlineRun) -> None:
         )
 
 
-class _LockStep:
+class LocalTrainer:
     def __init__(self, run: OnlineRun, writer: Writer) -> None:
         self.run, self.config, self._writer = run, run.config, writer
         self.episodes = 0
@@ -89,15 +89,15 @@ class _LockStep:
         self.steps, self.episodes = int(progress["steps"]), int(progress["episodes"])
         self._evaluated = int(progress.get("evaluated", -1))  # steps at the last evaluation
         self.trainer.refresh()
-        self._means = Means()
-        self._acting = Acting(
+        self._means = RunningMeans()
+        self._acting = ExplorationConfig(
             window=run.config.model.window,
             horizon=run.config.planner.horizon,
             noise=run.config.online.noise,
         )
         self._schedule = schedule_of(run.config.online, run.facts.horizon)
 
-    def finish(self, envs: Vector, log: RunLog, report: Report) -> None:
+    def finish(self, envs: FloatVectorEnv, log: RunLog, report: Report) -> None:
         online = self.config.online
         while True:
             self._learn(report)
@@ -113,7 +113,7 @@ class _LockStep:
             self._means.add(self.trainer.update())
             report(self._shown())
 
-    def _collect(self, envs: Vector, log: RunLog) -> None:
+    def _collect(self, envs: FloatVectorEnv, log: RunLog) -> None:
         weights = self.trainer.weights(self.trainer.updates)
         numbers = range(self.episodes, self.episodes + envs.num_envs)
         starts = [collection_start(self.config.seed, number) for number in numbers]
@@ -136,7 +136,7 @@ class _LockStep:
     def _append(self, rollout: Rollout) -> None:
         key = AppendKey(SLOT, INCARNATION, self.episodes)
         ack = self._writer.append(key, encode(rollout.episode))
-        if ack.status not in (Status.DURABLE, Status.DUPLICATE):
+        if ack.status not in (AckStatus.DURABLE, AckStatus.DUPLICATE):
             raise OSError(f"{self.run.replay} did not take episode {key}: {ack.reason}")
         self.episodes += 1
         self.steps += len(rollout.episode)
@@ -172,7 +172,7 @@ class _LockStep:
 class Explorer:
     """A planner that acts as a rollout process does."""
 
-    def __init__(self, policy: Policy, acting: Acting) -> None:
+    def __init__(self, policy: Policy, acting: ExplorationConfig) -> None:
         self._policy, self._acting = policy, acting
 
     def decide(self, window: Window, *, explore: bool = False) -> Decision:
@@ -181,7 +181,7 @@ class Explorer:
         return self._acting.noisy(decision, window)
 
 
-def collection_start(seed: int, number: int) -> Start:
+def collection_start(seed: int, number: int) -> EpisodeStart:
     """Seeds of a collected episode: of its reset, and of its planning."""
     child = np.random.SeedSequence([seed, number], spawn_key=(COLLECT,))
     reset_seed, planning_seed = child.generate_state(2, np.uint64)

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from m3pc.core.files import sha256
-from m3pc.types import Floor, Pointer, Version
+from m3pc.types import Pointer, RecoveredState, Version
 from replay.format import manifest
 from replay.store.store import read_producers
 
@@ -21,11 +21,11 @@ def weights_path(version: Version) -> Path:
     return Path(WEIGHTS) / f"{version}.safetensors"
 
 
-def disk_floor(run: Path) -> Floor:
+def disk_floor(run: Path) -> RecoveredState:
     store = run / REPLAY
     producers = read_producers(store) if (store / manifest.NAME).exists() else {}
     newest = _newest_weights(run)
-    return Floor(
+    return RecoveredState(
         incarnations={slot: producer.incarnation for slot, producer in producers.items()},
         pointers={WEIGHTS: newest} if newest else {},
     )

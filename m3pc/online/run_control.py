@@ -22,7 +22,7 @@ FRESH = 60.0  # seconds in which a driver says something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class DesiredState:
     """How the fleet should be."""
 
     actors: int | None = None  # None: as the settings say, or as autoscaling does
@@ -49,7 +49,7 @@ def want(
     actors: int | None = None,
     between: tuple[int, int] | None = None,
     stop: bool | None = None,
-) -> Wanted:
+) -> DesiredState:
     """Change what is wanted; what is not named stays. A number of actors ends autoscaling, bounds
     begin it."""
     now = wanted(run)
@@ -63,11 +63,11 @@ def want(
     return now
 
 
-def wanted(run: Path) -> Wanted:
+def wanted(run: Path) -> DesiredState:
     try:
-        return Wanted(**json.loads((run / WANTED).read_text(encoding="utf-8")))
+        return DesiredState(**json.loads((run / WANTED).read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return Wanted()
+        return DesiredState()
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{run / WANTED} cannot be read: {error}; remove it") from None
 

@@ -36,7 +36,7 @@ FACTS, SETTINGS, CHECKPOINTS, OFFLINE = "run.json", "config.yaml", "checkpoints"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RunInfo:
     """What a run started from; never changes."""
 
     format: int
@@ -54,7 +54,7 @@ class Facts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineRun:
     path: Path
-    facts: Facts
+    facts: RunInfo
     config: Config
 
     @property
@@ -104,7 +104,7 @@ def start(source: Checkpoint, data: Store, env_id: str, config: Config, out: Pat
     _check(weights, data, env_id, config)
     prepare_compute(config.compute)
     learner = OnlineLearner(weights, source.training, config)
-    facts = Facts(
+    facts = RunInfo(
         format=FORMAT,
         id=uuid4().hex[:12],
         data=str(data.path.resolve()),
@@ -132,7 +132,7 @@ def start(source: Checkpoint, data: Store, env_id: str, config: Config, out: Pat
 def open_run(path: Path) -> OnlineRun:
     try:
         found: Any = json.loads((path / FACTS).read_text(encoding="utf-8"))
-        facts = Facts(**found)
+        facts = RunInfo(**found)
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
             f"{path} is not an online run: {FACTS} cannot be read ({error}); give the folder that "

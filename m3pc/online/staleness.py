@@ -6,7 +6,7 @@ from m3pc.telemetry.catalogue import STALENESS
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Version
 from replay.format.segment import Segment
-from replay.sampling.sampler import Known, per_segment
+from replay.sampling.sampler import SegmentCache, per_segment
 
 
 class Staleness:
@@ -16,7 +16,7 @@ class Staleness:
         """What came `before` this learner started is not counted again."""
         self._recorder, self._updates = recorder, 0
         self._seen: dict[tuple[int, int], int] = {}  # the last sequence, by slot and incarnation
-        self._known: Known[int] = {}
+        self._known: SegmentCache[int] = {}
         for segment in before:
             self._new(segment)
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from learner.diagnostics import measure_critic
-from learner.divergence_guard import Health
+from learner.divergence_guard import DivergenceGuard
 from learner.online import OnlineLearner
-from learner.process_group import Group
+from learner.process_group import ProcessGroup
 from m3pc.config.overrides import replace
 from m3pc.core.returns import ReturnRule, returns_to_go
 from m3pc.core.rng import CRITIC_BATCH, MEASURED_BATCH
@@ -49,12 +49,12 @@ from m3pc.training.dataset import envelope, split
 from m3pc.types import DivergedError, Floats, InputError, SegmentBatch, TransitionBatch
 from replay.format.segment import Segment
 from replay.sampling.buffers import trajectory_buffer, transition_buffers
-from replay.sampling.mixture import Mixture, Source
-from replay.sampling.sampler import Known, PieceColumns, per_segment
+from replay.sampling.mixture import Mixture, MixtureSource
+from replay.sampling.sampler import SegmentCache, WindowBatchBuilder, per_segment
 from replay.sampling.selectors import weights as selected
-from replay.sampling.transitions import StepColumns
+from replay.sampling.transitions import TransitionBatchBuilder
 from replay.store.store import Store
-from replay.store.view import First, Joined, View, drawable
+from replay.store.view import FirstEpisodes, JoinedView, StoreView, drawable
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Trainer:
         self,
         run: OnlineRun,
         *,
-        group: Group | None = None,
+        group: ProcessGroup | None = None,
         recorder: Recorder | None = None,
         visible: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -77,21 +77,25 @@ class Trainer:
         self.recorder = recorder or Recorder()
         prepare_compute(self.config.compute)
         last = checkpoint.newest(run.checkpoints)
-        self._group = group or Group()
+        self._group = group or ProcessGroup()
         self.learner = OnlineLearner(last.weights, {}, self.config, self._group)
         self.learner.restore(last.weights, last.training)
         self.recorder.add(PASSED_OVER, last.passed_over)
         self.updates, self.progress = _updates(last), dict(last.progress)
         self.left_out = int(last.progress.get("left_out", 0))
-        self._health = Health(last.progress.get("bad", ()), int(last.progress.get("rollbacks", 0)))
+        self._health = DivergenceGuard(
+            last.progress.get("bad", ()), int(last.progress.get("rollbacks", 0))
+        )
         self._collected = Store(run.replay)
-        view: View = self._collected if visible is None else First(self._collected, visible)
+        view: StoreView = (
+            self._collected if visible is None else FirstEpisodes(self._collected, visible)
+        )
         self._build(run.logged(), view)
-        self._returns: Known[Floats] = {}
+        self._returns: SegmentCache[Floats] = {}
         self._envelope = self._upper_envelope()
         self._staleness = Staleness(self.recorder, self._joined.second.segments)
 
-    def _build(self, logged: Store, collected: View) -> None:
+    def _build(self, logged: Store, collected: StoreView) -> None:
         config = self.config
         as_pretrained = replace(config, {"seed": self.run.facts.split_seed})
         train, _ = split(logged, as_pretrained)
@@ -106,7 +110,7 @@ class Trainer:
         )
         self._pieces: Mixture[SegmentBatch[NDArray[Any]]] = Mixture(
             [self._buffer],
-            PieceColumns(config.model.window, self._rule),
+            WindowBatchBuilder(config.model.window, self._rule),
             batch=config.online.batch,
             seed=config.seed,
         )
@@ -115,12 +119,12 @@ class Trainer:
         )
 
     def _mixture(
-        self, sources: Sequence[Source], purpose: int
+        self, sources: Sequence[MixtureSource], purpose: int
     ) -> Mixture[TransitionBatch[NDArray[Any]]]:
         config = self.config
         return Mixture(
             sources,
-            StepColumns(config.critic.discount, config.critic.terminals),
+            TransitionBatchBuilder(config.critic.discount, config.critic.terminals),
             batch=config.critic.batch,
             seed=config.seed,
             purpose=purpose,
@@ -255,10 +259,10 @@ class Trainer:
         )
 
     @property
-    def _joined(self) -> Joined:
+    def _joined(self) -> JoinedView:
         """The logged episodes, then the collected ones."""
         view = self._pieces.sources[0].view
-        assert isinstance(view, Joined)
+        assert isinstance(view, JoinedView)
         return view
 
     def _segment_returns(self, segment: Segment) -> Floats:

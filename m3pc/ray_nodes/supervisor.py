@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from m3pc.core.restart_policy import Restarts
+from m3pc.core.restart_policy import RestartPolicy
 from m3pc.core.signals import handled
 from m3pc.ray_nodes import processes
 from m3pc.ray_nodes.gcs_storage import remember
@@ -57,7 +57,7 @@ def keep(node: Node, up: Callable[[], None]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
+class NodeService:
     """A process of the node, as it was started."""
 
     name: str
@@ -77,9 +77,9 @@ class NodeWatch:
     ) -> None:
         self._node, self._up, self._clock = node, up, clock
         self._signals = 0
-        self._services: dict[int, Service] = {}
-        self._due: list[tuple[float, Service]] = []
-        self._restarts: defaultdict[str, Restarts] = defaultdict(Restarts)
+        self._services: dict[int, NodeService] = {}
+        self._due: list[tuple[float, NodeService]] = []
+        self._restarts: defaultdict[str, RestartPolicy] = defaultdict(RestartPolicy)
 
     def run(self) -> int:
         """Until a signal (0) or until the node is lost for good (69)."""
@@ -186,7 +186,7 @@ class NodeWatch:
             time.sleep(PAUSE)
         return OK
 
-    def _is_lost(self, service: Service, pid: int, code: int) -> bool:
+    def _is_lost(self, service: NodeService, pid: int, code: int) -> bool:
         log.warning("event=process-ended name=%s pid=%d code=%d", service.name, pid, code)
         if service.name == RAYLET:
             log.error("event=node-lost reason=raylet-ended code=%d", code)
@@ -208,7 +208,7 @@ class NodeWatch:
         )
         return service.name == GCS
 
-    def _again(self, service: Service) -> None:
+    def _again(self, service: NodeService) -> None:
         pid = service.start()
         self._services[pid] = service
         log.warning("event=process-started-again name=%s pid=%d", service.name, pid)
@@ -236,12 +236,12 @@ def end_leftovers(folder: Path) -> None:
             time.sleep(PAUSE)
 
 
-def _services() -> dict[int, Service]:
+def _services() -> dict[int, NodeService]:
     found = {}
     for pid in processes.children():
         command = processes.command_of(pid)
         environment = processes.environment_of(pid)
-        found[pid] = Service(name=_name(command), command=command, environment=environment)
+        found[pid] = NodeService(name=_name(command), command=command, environment=environment)
     return found
 
 

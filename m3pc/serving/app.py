@@ -16,11 +16,11 @@ from starlette.types import ASGIApp
 from m3pc.serving.docs_page import page
 from m3pc.serving.openapi import document
 from m3pc.serving.problems import ProblemError, of_input
-from m3pc.serving.request_guard import Guard
+from m3pc.serving.request_guard import RequestGuard
 from m3pc.serving.routes import paths
-from m3pc.serving.service_spec import House
-from m3pc.serving.session_service import Robots
-from m3pc.telemetry.exporter import Told
+from m3pc.serving.service_spec import ServiceSpec
+from m3pc.serving.session_service import SessionService
+from m3pc.telemetry.exporter import PublishedSnapshot
 from m3pc.types import InputError
 
 NUMBER_BYTES = 32  # of a number in JSON, with room
@@ -29,8 +29,8 @@ CSP = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def application(
-    robots: Robots,
-    house: House,
+    robots: SessionService,
+    house: ServiceSpec,
     *,
     info: Mapping[str, str],
     token: str | None,
@@ -40,7 +40,7 @@ def application(
     rows = paths(robots, _metrics(robots, info))
 
     @cache
-    def described(house: House) -> tuple[Mapping[str, Any], str]:
+    def described(house: ServiceSpec) -> tuple[Mapping[str, Any], str]:
         """With a critic and without: made once each, as anybody may ask."""
         found = document(rows, house)
         return found, page(found)
@@ -59,11 +59,13 @@ def application(
     for kind in (ProblemError, InputError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer)
     largest = LEAST_BODY + NUMBER_BYTES * house.sizes.states * (house.step_limit + 1)
-    return Guard(app, token=token, metrics_token=metrics_token, largest=largest, clock=robots.clock)
+    return RequestGuard(
+        app, token=token, metrics_token=metrics_token, largest=largest, clock=robots.clock
+    )
 
 
-def _metrics(robots: Robots, info: Mapping[str, str]) -> Callable[[], Response]:
-    collector, registry = Told(info), CollectorRegistry(auto_describe=False)
+def _metrics(robots: SessionService, info: Mapping[str, str]) -> Callable[[], Response]:
+    collector, registry = PublishedSnapshot(info), CollectorRegistry(auto_describe=False)
     registry.register(collector)
     ProcessCollector(registry=registry)
 

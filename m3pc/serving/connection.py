@@ -8,7 +8,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD_SECONDS: Final = 10.0  # for the head of a request
 
 
-class Impatient(H11Protocol):
+class ConnectionTimeouts(H11Protocol):
     """From a connection's first moment, and from the first byte of each later request, its head
     has so many seconds to arrive, however it drips. Between two requests uvicorn's own time for
     silence holds; the time of a body is the guard's."""

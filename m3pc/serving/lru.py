@@ -4,7 +4,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from m3pc.serving.messages import End, Ended, Opened, Standing
+from m3pc.serving.messages import End, EndResponse, SessionCreated, SessionStatus
 
 MOST: Final = 1024  # sessions that are over, and keys
 
@@ -12,24 +12,24 @@ V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class ClosedSession:
     """A session that is over."""
 
-    standing: Standing
+    standing: SessionStatus
     why: str  # it is over
     said: End | None = None  # by its robot
-    answer: Ended | None = None
+    answer: EndResponse | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Came:
+class IdempotencyRecord:
     """An answer to whoever opened a session under a key."""
 
     digest: bytes  # of the question
-    opened: Opened
+    opened: SessionCreated
 
 
-class Remembered(Generic[V]):
+class LRU(Generic[V]):
     """By id. The oldest makes room."""
 
     def __init__(self, most: int = MOST) -> None:

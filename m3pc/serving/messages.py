@@ -29,9 +29,9 @@ def _whole(found: Any) -> Any:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
-Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+JsonNumber = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 # Of many wrong numbers the first is told; to list them all would hold everybody up.
-State = Annotated[list[Number], Field(min_length=1, max_length=65_536), FailFast()]
+StateVector = Annotated[list[JsonNumber], Field(min_length=1, max_length=65_536), FailFast()]
 Action = Annotated[list[Annotated[float, Field(ge=-1, le=1)]], Field(min_length=1, max_length=4096)]
 Milliseconds = Annotated[float, Field(ge=1, le=LONGEST_DEADLINE)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
@@ -94,14 +94,14 @@ class ByReturn(_Opening):
 class ToGoal(_Opening):
     """Go to one state and stay there."""
 
-    goal: State
+    goal: StateVector
     mode: Literal["goal", "goal-mask"] = "goal"
 
 
 class AlongWaypoints(_Opening):
     """Follow a table of states, a row a step; the last row is stayed at."""
 
-    waypoints: Annotated[list[State], Field(min_length=1), FailFast()]
+    waypoints: Annotated[list[StateVector], Field(min_length=1), FailFast()]
     mode: Literal["goal", "goal-mask"] = "goal"
 
 
@@ -127,8 +127,8 @@ class Step(Message):
     was none, but a problem, another observation may be sent for it."""
 
     step: Whole = Field(ge=0, le=10**9, description="0, 1, 2, ... of the session.")
-    observation: State
-    reward: Number | None = Field(
+    observation: StateVector
+    reward: JsonNumber | None = Field(
         None,
         description="Of the step before. Where episodes are stored it is needed from step 1 on.",
     )
@@ -140,8 +140,8 @@ class End(Message):
     """Where the episode ended, after `step` steps. May be repeated."""
 
     step: Whole = Field(ge=0, le=10**9)
-    observation: State
-    reward: Number | None = Field(None, description="Of the last step.")
+    observation: StateVector
+    reward: JsonNumber | None = Field(None, description="Of the last step.")
     action: Action | None = Field(None, description=REALLY)
     terminated: bool = Field(False, description="The task ended it: nothing could follow.")
     truncated: bool = Field(False, description="The clock ended it: it could have gone on.")
@@ -152,31 +152,31 @@ STEP, END = TypeAdapter(Step), TypeAdapter(End)
 
 # What the server says
 
-Count = Annotated[int, Field(ge=0)]
+SmallInt = Annotated[int, Field(ge=0)]
 BEST: Final = "The best episode of the data, as a sum of rewards: about what a ratio of 1 asks for."
 
 
-class Opened(Message):
+class SessionCreated(Message):
     session: str = Field(description="Its id, for the paths of what follows.")
     name: str | None
     mode: str
-    step_limit: Count
+    step_limit: SmallInt
     deadline_ms: float
     idle_seconds: float = Field(description="Without a request, after which a session is ended.")
-    state_size: Count
-    action_size: Count
-    candidates: Count = Field(description="Plans per decision where there is time.")
+    state_size: SmallInt
+    action_size: SmallInt
+    candidates: SmallInt = Field(description="Plans per decision where there is time.")
     env: str | None = Field(description="What the model was trained for.")
     best_return: float | None = Field(description=BEST)
     version: str = Field(description="EPOCH-NUMBER of the weights that answer now.")
     recorded: bool = Field(description="Whether the episode will be stored.")
 
 
-class Acted(Message):
-    step: Count
+class ActionResponse(Message):
+    step: SmallInt
     action: list[float] = Field(description="In [-1, 1].")
     version: str = Field(description="EPOCH-NUMBER of the weights that answered.")
-    candidates: Count = Field(description="Plans that were weighed; 0: none.")
+    candidates: SmallInt = Field(description="Plans that were weighed; 0: none.")
     hurried: bool = Field(description="Whether there would have been more, given more time.")
     effective: float | None = Field(description="Candidates that had a say.")
     utility: float | None = Field(description="What planning expects.")
@@ -186,8 +186,8 @@ class Acted(Message):
     late: bool
 
 
-class Ended(Message):
-    steps: Count
+class EndResponse(Message):
+    steps: SmallInt
     total: float = Field(description="Reward.")
     stored: Literal["durable", "waiting", "rejected", "no store", "no step"] = Field(
         description="waiting: it will be, as soon as the disk allows."
@@ -196,30 +196,30 @@ class Ended(Message):
     reason: str = ""
 
 
-class Standing(Message):
+class SessionStatus(Message):
     session: str
     name: str | None
     mode: str
-    steps: Count = Field(description="Answered: the number of the next.")
-    step_limit: Count
+    steps: SmallInt = Field(description="Answered: the number of the next.")
+    step_limit: SmallInt
     total: float = Field(description="Reward so far.")
     recorded: bool
     ended: bool
 
 
-class Serving(Message):
+class ModelInfo(Message):
     version: str = Field(description="EPOCH-NUMBER of the weights that answer.")
     sha256: str
     env: str | None
     best_return: float | None = Field(description=BEST)
-    state_size: Count
-    action_size: Count
-    step_limit: Count
+    state_size: SmallInt
+    action_size: SmallInt
+    step_limit: SmallInt
     mode: str
     modes: list[str] = Field(description="That a session may ask for.")
-    candidates: Count
+    candidates: SmallInt
     deadline_ms: float
-    sessions: Count
+    sessions: SmallInt
 
 
 class Problem(Message):

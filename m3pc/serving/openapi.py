@@ -8,10 +8,10 @@ from pydantic.json_schema import models_json_schema
 
 from m3pc import __version__
 from m3pc.serving.codec import JSON, MSGPACK
-from m3pc.serving.messages import Message, Opened, Problem
+from m3pc.serving.messages import Message, Problem, SessionCreated
 from m3pc.serving.problems import KIND
 from m3pc.serving.routes import WHY, Path
-from m3pc.serving.service_spec import House
+from m3pc.serving.service_spec import ServiceSpec
 
 BRACES: Final = str.maketrans("", "", "{}")
 ID: Final = "v1_sessions_session"  # in the ids of what is done with a session
@@ -25,7 +25,7 @@ strings of little-endian float32; an answer comes as its question did. Whatever 
 as {KIND}."""
 
 
-def document(paths: Sequence[Path], house: House) -> dict[str, Any]:
+def document(paths: Sequence[Path], house: ServiceSpec) -> dict[str, Any]:
     found: dict[str, dict[str, Any]] = {}
     for path in paths:
         found.setdefault(path.path, {})[path.method.lower()] = _operation(path)
@@ -66,7 +66,7 @@ def _answer(path: Path) -> dict[str, Any]:
         schema = {"$ref": REF.format(model=path.answer.__name__)}
         content = {JSON: {"schema": schema}} if path.body is None else _kinds(schema)
         found: dict[str, Any] = {"description": "Done.", "content": content}
-        return found | ({"links": _links()} if path.answer is Opened else {})
+        return found | ({"links": _links()} if path.answer is SessionCreated else {})
     return {"description": "Done."} | ({} if path.status == 204 else {"content": _text()})
 
 
@@ -105,7 +105,7 @@ def _body(adapter: TypeAdapter[Any]) -> dict[str, Any]:
     return {"$ref": REF.format(model=schema["title"])}
 
 
-def _schemas(paths: Sequence[Path], house: House) -> dict[str, Any]:
+def _schemas(paths: Sequence[Path], house: ServiceSpec) -> dict[str, Any]:
     answers: list[type[Message]] = [path.answer for path in paths if path.answer is not None]
     answers.append(Problem)
     _, found = models_json_schema([(each, "serialization") for each in answers], ref_template=REF)
@@ -122,7 +122,7 @@ def _schemas(paths: Sequence[Path], house: House) -> dict[str, Any]:
     return schemas
 
 
-def _fit(name: str, field: dict[str, Any], house: House) -> None:
+def _fit(name: str, field: dict[str, Any], house: ServiceSpec) -> None:
     """What the model allows is less than what a message of any model may hold."""
     if name in ("observation", "goal", "action"):
         for choice in field.get("anyOf", [field]):

@@ -18,8 +18,8 @@ from m3pc.types import AppendKey, Episode, InputError
 from replay.format.manifest import Header
 from replay.format.payload import encode
 from replay.format.validation import check
-from replay.writing.group_commit import Appender
-from replay.writing.writer import Options, Writer
+from replay.writing.group_commit import GroupCommitter
+from replay.writing.writer import Writer, WriterOptions
 
 ACK_SECONDS: Final = 5.0  # that an answer waits for the disk
 PUT_SECONDS: Final = 1.0
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 LATER: Final = "end the session again, later"
 
-Outcome = Literal["durable", "waiting", "rejected"]
+StoreOutcome = Literal["durable", "waiting", "rejected"]
 
 
 class StoreBusyError(RuntimeError):
@@ -40,12 +40,12 @@ class StoreBusyError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    outcome: Outcome
+    outcome: StoreOutcome
     slot: int
     reason: str = ""
 
 
-class Recording:
+class EpisodeRecording:
     """Any thread may store. Holds the store until it is closed."""
 
     def __init__(self, path: Path, weights: Weights) -> None:
@@ -57,8 +57,8 @@ class Recording:
             source={"kind": "robots"},
         )
         self._recorder = Recorder()
-        self._appender = Appender(
-            Writer(path, self._header, Options(durability="fsync")), recorder=self._recorder
+        self._appender = GroupCommitter(
+            Writer(path, self._header, WriterOptions(durability="fsync")), recorder=self._recorder
         )
         self._lock = threading.Lock()  # of what follows; nobody waits for a disk while he has it
         self._lines: dict[int, _Line] = {}
@@ -168,7 +168,7 @@ class Recording:
 class _Line:
     """What one robot sends, in order."""
 
-    def __init__(self, appender: Appender, slot: int, incarnation: int) -> None:
+    def __init__(self, appender: GroupCommitter, slot: int, incarnation: int) -> None:
         self.recorder, self.users = Recorder(), 0  # those that are about to put
         self._own = threading.Lock()  # of the order
         self._told: dict[int, Future[str]] = {}  # by sequence

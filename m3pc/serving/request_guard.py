@@ -23,7 +23,7 @@ ARRIVED: Final = "m3pc.arrived"  # in a scope: when its request began, by the gu
 log = logging.getLogger(__name__)
 
 
-class Guard:
+class RequestGuard:
     """Around an application. Whatever goes wrong inside of it is a sentence outside."""
 
     def __init__(

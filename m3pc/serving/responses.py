@@ -2,15 +2,15 @@
 
 import math
 
-from m3pc.serving.messages import Acted
+from m3pc.serving.messages import ActionResponse
 from m3pc.serving.problems import ProblemError
-from m3pc.serving.sessions import Answer
-from m3pc.types import Floats, Refusal, Refused, Version
+from m3pc.serving.sessions import StepAnswer
+from m3pc.types import Floats, Rejection, RejectReason, Version
 
 
-def acted(step: int, answer: Answer) -> Acted:
+def acted(step: int, answer: StepAnswer) -> ActionResponse:
     decision = answer.decision
-    return Acted(
+    return ActionResponse(
         step=step,
         action=decision.actions[0].tolist(),
         version=str(Version.unpacked(decision.version)),
@@ -25,8 +25,8 @@ def acted(step: int, answer: Answer) -> Acted:
     )
 
 
-def refused(reply: Refusal) -> ProblemError:
-    if reply.why == Refused.BAD:
+def refused(reply: Rejection) -> ProblemError:
+    if reply.why == RejectReason.BAD:
         return ProblemError(422, reply.reason)
     seconds = str(max(1, math.ceil(reply.wait)))
     return ProblemError(503, f"{reply.reason}; ask again", headers={"Retry-After": seconds})

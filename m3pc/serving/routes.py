@@ -16,15 +16,15 @@ from m3pc.serving.messages import (
     END,
     OPENING,
     STEP,
-    Acted,
-    Ended,
+    ActionResponse,
+    EndResponse,
     Message,
-    Opened,
-    Serving,
-    Standing,
+    ModelInfo,
+    SessionCreated,
+    SessionStatus,
 )
 from m3pc.serving.request_guard import ARRIVED
-from m3pc.serving.session_service import Robots
+from m3pc.serving.session_service import SessionService
 
 SESSION: Final = "/v1/sessions/{session}"
 # Why a request may be answered by a Problem.
@@ -60,11 +60,11 @@ class Path:
     guarded: bool = True  # by the token
 
 
-def paths(robots: Robots, metrics: Callable[[], Response]) -> list[Path]:
+def paths(robots: SessionService, metrics: Callable[[], Response]) -> list[Path]:
     return [*_sessions(robots), *_weights(robots), *_health(robots, metrics)]
 
 
-def _sessions(robots: Robots) -> list[Path]:
+def _sessions(robots: SessionService) -> list[Path]:
     async def come(request: Request) -> Response:
         kind, asked = await _message(request, OPENING)
         return encoded(robots.open(asked), kind, 201)
@@ -90,7 +90,7 @@ def _sessions(robots: Robots) -> list[Path]:
             path="/v1/sessions",
             handler=come,
             summary="Come: what is wanted in this episode. Without a field it is a high return.",
-            answer=Opened,
+            answer=SessionCreated,
             status=201,
             body=OPENING,
             problems=(*ENTRY, *BODY, 409, 503),
@@ -100,7 +100,7 @@ def _sessions(robots: Robots) -> list[Path]:
             path=f"{SESSION}/act",
             handler=act,
             summary="Say where the robot is, get what it should do.",
-            answer=Acted,
+            answer=ActionResponse,
             body=STEP,
             problems=(*ENTRY, *BODY, 404, 409, 503),
         ),
@@ -109,7 +109,7 @@ def _sessions(robots: Robots) -> list[Path]:
             path=f"{SESSION}/end",
             handler=end,
             summary="Say how the episode ended. Where episodes are stored, this one is then.",
-            answer=Ended,
+            answer=EndResponse,
             body=END,
             problems=(*ENTRY, *BODY, 404, 409, 503),
         ),
@@ -118,7 +118,7 @@ def _sessions(robots: Robots) -> list[Path]:
             path=SESSION,
             handler=look,
             summary="How far a session is.",
-            answer=Standing,
+            answer=SessionStatus,
             problems=(*ENTRY, 404),
         ),
         Path(
@@ -133,7 +133,7 @@ def _sessions(robots: Robots) -> list[Path]:
     ]
 
 
-def _weights(robots: Robots) -> list[Path]:
+def _weights(robots: SessionService) -> list[Path]:
     async def serving(request: Request) -> Response:
         return encoded(robots.serving(), JSON)
 
@@ -146,7 +146,7 @@ def _weights(robots: Robots) -> list[Path]:
             path="/v1/weights",
             handler=serving,
             summary="Which weights answer, and for what.",
-            answer=Serving,
+            answer=ModelInfo,
             problems=ENTRY,
         ),
         Path(
@@ -155,13 +155,13 @@ def _weights(robots: Robots) -> list[Path]:
             handler=reload,
             summary="Read the weights anew from where they came. Sessions go on; what is not sound "
             "or does not fit is refused, and the weights from before go on.",
-            answer=Serving,
+            answer=ModelInfo,
             problems=(*ENTRY, 409, 422),
         ),
     ]
 
 
-def _health(robots: Robots, metrics: Callable[[], Response]) -> list[Path]:
+def _health(robots: SessionService, metrics: Callable[[], Response]) -> list[Path]:
     async def alive(request: Request) -> Response:
         return PlainTextResponse("alive\n")
 

@@ -22,16 +22,16 @@ from m3pc.core.token_file import check_token, make_token
 from m3pc.evaluation.agent import policy
 from m3pc.model import checkpoint
 from m3pc.serving.app import application
-from m3pc.serving.connection import Impatient
+from m3pc.serving.connection import ConnectionTimeouts
 from m3pc.serving.problems import ProblemError
-from m3pc.serving.recording import Recording
-from m3pc.serving.service_spec import House
-from m3pc.serving.session_service import Robots
+from m3pc.serving.recording import EpisodeRecording
+from m3pc.serving.service_spec import ServiceSpec
+from m3pc.serving.session_service import SessionService
 from m3pc.serving.weights_follower import PublishedVersions
 from m3pc.types import InputError, Version
 from planner.policy import Policy
 from planner.server.service import PlannerService
-from planner.server.watchdog import Watchdog
+from planner.server.watchdog import BatchWatchdog
 
 SWEEP: Final = 1.0  # seconds between two looks for idle sessions
 KEEP_ALIVE: Final = 75  # seconds that a silent connection is kept
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class ServeConfig:
     """What to serve, where, and to whom."""
 
     path: Path  # a run or checkpoint
@@ -60,13 +60,13 @@ class Order:
     idle: float = 600.0  # seconds
 
 
-def serve(order: Order) -> int:
+def serve(order: ServeConfig) -> int:
     """The exit code. What cannot be served is refused before anything listens, and nothing does
     before the planner can answer."""
     token = _token(order)
     found = checkpoint.read(order.path)
     ready = policy(found, order.sets)
-    house = House.of(
+    house = ServiceSpec.of(
         ready,
         critic=found.progress.get("critic_updates") != 0,
         deadline=order.deadline,
@@ -76,13 +76,13 @@ def serve(order: Order) -> int:
     versions = PublishedVersions(order.follow) if order.follow else None
     with ExitStack() as stack:
         listening = stack.enter_context(closing(_socket(order)))
-        recording = Recording(order.record, ready.weights) if order.record else None
+        recording = EpisodeRecording(order.record, ready.weights) if order.record else None
         try:
             service = stack.enter_context(_service(ready))
             if versions is not None and order.follow is not None:
                 _warn_of_older(versions, ready.weights.version)
                 service.follow(versions, order.follow)
-            robots = Robots(
+            robots = SessionService(
                 service, house, recording=recording, source=None if versions else order.path
             )
             app = application(
@@ -95,7 +95,7 @@ def serve(order: Order) -> int:
             gc.collect()
             gc.freeze()  # what is there by now stays: looking through it would hold up all robots
             _listen(listening, order)  # from now on there is somebody who answers
-            asyncio.run(_run(Server(config(app, order.sessions)), robots, listening))
+            asyncio.run(_run(PlannerServer(config(app, order.sessions)), robots, listening))
         finally:
             lost = recording.close() if recording is not None else 0
     if lost:
@@ -106,7 +106,7 @@ def serve(order: Order) -> int:
 def config(app: ASGIApp, sessions: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=Impatient,
+        http=ConnectionTimeouts,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -131,7 +131,7 @@ def _warn_of_older(versions: PublishedVersions, served: int) -> None:
         )
 
 
-class Server(uvicorn.Server):
+class PlannerServer(uvicorn.Server):
     """Without handlers of its own, which would stand in front of ours."""
 
     @contextmanager
@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
         yield
 
 
-async def _run(server: uvicorn.Server, robots: Robots, listening: socket.socket) -> None:
+async def _run(server: uvicorn.Server, robots: SessionService, listening: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -167,7 +167,7 @@ async def _run(server: uvicorn.Server, robots: Robots, listening: socket.socket)
         await robots.close()
 
 
-async def _sweep(robots: Robots) -> None:
+async def _sweep(robots: SessionService) -> None:
     while True:
         await asyncio.sleep(SWEEP)
         try:
@@ -176,7 +176,7 @@ async def _sweep(robots: Robots) -> None:
             log.exception("event=sweep-failed")
 
 
-async def _reload(robots: Robots) -> None:
+async def _reload(robots: SessionService) -> None:
     try:
         await robots.reload()
     except (InputError, ProblemError) as error:
@@ -188,7 +188,7 @@ def _service(ready: Policy) -> Iterator[PlannerService]:
     """Robots that ask meanwhile are company enough: a batch waits for no more."""
     config = replace(ready.config, {"fleet.batch_wait": 0.0})
     with PlannerService(ready.weights, config, paced=True) as service:
-        watchdog = Watchdog(service.stuck_for)
+        watchdog = BatchWatchdog(service.stuck_for)
         watchdog.start()
         try:
             yield service
@@ -196,7 +196,7 @@ def _service(ready: Policy) -> Iterator[PlannerService]:
             watchdog.close()
 
 
-def _token(order: Order) -> str | None:
+def _token(order: ServeConfig) -> str | None:
     own = _is_loopback(order.host)
     if order.token is not None:
         if not own:
@@ -225,7 +225,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _socket(order: Order) -> socket.socket:
+def _socket(order: ServeConfig) -> socket.socket:
     """Of our own but silent: a port that is taken is told before anything else is begun.
 
     Asyncio sends small answers at once only where a socket says that it is TCP.
@@ -241,7 +241,7 @@ def _socket(order: Order) -> socket.socket:
     return found
 
 
-def _listen(own: socket.socket, order: Order) -> None:
+def _listen(own: socket.socket, order: ServeConfig) -> None:
     """Somebody else may have begun to listen since."""
     try:
         own.listen(BACKLOG)
@@ -249,7 +249,7 @@ def _listen(own: socket.socket, order: Order) -> None:
         raise _is_taken(order, error) from None
 
 
-def _is_taken(order: Order, error: OSError) -> InputError:
+def _is_taken(order: ServeConfig, error: OSError) -> InputError:
     return InputError(
         f"nothing can listen at {order.host}:{order.port}: {error.strerror or error}; give another "
         "--host or --port"

@@ -8,7 +8,7 @@ import numpy as np
 from m3pc.config.schema import BACKWARD, MODES
 from m3pc.serving.messages import AlongWaypoints, ByReturn, ToGoal
 from m3pc.serving.problems import ProblemError
-from m3pc.serving.sessions import Sizes, Terms
+from m3pc.serving.sessions import SessionConfig, Sizes
 from m3pc.types import Floats, InputError
 from planner.policy import Policy
 
@@ -26,7 +26,7 @@ class About(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class House:
+class ServiceSpec:
     """The same whatever weights answer, but for what their critic may be asked."""
 
     sizes: Sizes
@@ -43,7 +43,7 @@ class House:
     @classmethod
     def of(
         cls, policy: Policy, *, critic: bool, deadline: float, most: int, idle: float
-    ) -> "House":
+    ) -> "ServiceSpec":
         config, weights = policy.config, policy.weights
         if config.planner.mode in BACKWARD:
             raise InputError(
@@ -82,7 +82,7 @@ class House:
             env=self.env,
         )
 
-    def terms(self, asked: AnyOpening) -> Terms:
+    def terms(self, asked: AnyOpening) -> SessionConfig:
         limit = asked.step_limit or self.step_limit
         if limit > self.step_limit:
             detail = f"step_limit is {limit}; the model was trained for {self.step_limit} at most"
@@ -90,7 +90,7 @@ class House:
         if asked.mode is not None and asked.mode not in self.modes:
             detail = f"mode is {asked.mode}, but the critic of this model has not learned; give "
             raise ProblemError(422, detail + ", ".join(self.modes), where="mode")
-        return Terms(
+        return SessionConfig(
             step_limit=limit,
             deadline=self.deadline if asked.deadline_ms is None else asked.deadline_ms / 1000,
             name=asked.name,

@@ -14,13 +14,21 @@ from pathlib import Path
 from typing import Final, Literal
 
 from m3pc.model import checkpoint
-from m3pc.serving.lru import Came, Past, Remembered
-from m3pc.serving.messages import Acted, End, Ended, Opened, Serving, Standing, Step
+from m3pc.serving.lru import LRU, ClosedSession, IdempotencyRecord
+from m3pc.serving.messages import (
+    ActionResponse,
+    End,
+    EndResponse,
+    ModelInfo,
+    SessionCreated,
+    SessionStatus,
+    Step,
+)
 from m3pc.serving.problems import ProblemError
-from m3pc.serving.recording import PUT_SECONDS, Recording, StoreBusyError
+from m3pc.serving.recording import PUT_SECONDS, EpisodeRecording, StoreBusyError
 from m3pc.serving.responses import acted, refused
-from m3pc.serving.service_spec import CRITICAL, AnyOpening, House
-from m3pc.serving.sessions import Answer, Ending, Session, Sessions
+from m3pc.serving.service_spec import CRITICAL, AnyOpening, ServiceSpec
+from m3pc.serving.sessions import Ending, Session, Sessions, StepAnswer
 from m3pc.telemetry.catalogue import (
     SERVED,
     SERVED_CANDIDATES,
@@ -29,7 +37,7 @@ from m3pc.telemetry.catalogue import (
     SESSIONS,
 )
 from m3pc.telemetry.recorder import Recorder, Snapshot, merged
-from m3pc.types import Ask, Episode, InputError, Refusal, Version
+from m3pc.types import Episode, InputError, PlanRequest, Rejection, Version
 from planner.latency_model import UNPLANNED
 from planner.server.service import PlannerService
 
@@ -40,20 +48,20 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Farewell:
+class _PendingEnd:
     """An end that is being stored."""
 
     asked: End
-    task: asyncio.Task[Ended]
+    task: asyncio.Task[EndResponse]
 
 
-class Robots:
+class SessionService:
     def __init__(
         self,
         service: PlannerService,
-        house: House,
+        house: ServiceSpec,
         *,
-        recording: Recording | None = None,
+        recording: EpisodeRecording | None = None,
         source: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,20 +72,20 @@ class Robots:
         self.sessions = Sessions(
             house.sizes, most=house.most, idle=house.idle, keep=recording is not None, clock=clock
         )
-        self._planning: dict[str, asyncio.Task[Answer]] = {}
-        self._ending: dict[str, _Farewell] = {}
+        self._planning: dict[str, asyncio.Task[StepAnswer]] = {}
+        self._ending: dict[str, _PendingEnd] = {}
         self._storing: set[asyncio.Future[None]] = set()
         # A thread for whoever may wait for the disk: nobody waits behind another robot's episode.
         self._disk = ThreadPoolExecutor(house.most, thread_name_prefix="disk")
         self._until: float | None = None  # time.monotonic() by which all has to be stored
-        self._past: Remembered[Past] = Remembered()
-        self._came: Remembered[Came] = Remembered()
+        self._past: LRU[ClosedSession] = LRU()
+        self._came: LRU[IdempotencyRecord] = LRU()
         self._reloading = asyncio.Lock()
         self._count()
 
     # What a robot may ask
 
-    def open(self, asked: AnyOpening) -> Opened:
+    def open(self, asked: AnyOpening) -> SessionCreated:
         """In one step: whoever asks again meets all of it, or nothing."""
         digest = hashlib.sha256(asked.model_dump_json().encode()).digest()
         if asked.key is not None and (came := self._came.get(asked.key)):
@@ -91,7 +99,7 @@ class Robots:
             self._abandon(before, "was replaced by another one under its name")
         session = self.sessions.open(terms)
         self._count()
-        opened = Opened(
+        opened = SessionCreated(
             session=session.id,
             name=terms.name,
             mode=terms.mode or self.house.mode,
@@ -104,10 +112,10 @@ class Robots:
             **self.house.about,
         )
         if asked.key is not None:
-            self._came.put(asked.key, Came(digest=digest, opened=opened))
+            self._came.put(asked.key, IdempotencyRecord(digest=digest, opened=opened))
         return opened
 
-    async def act(self, id: str, asked: Step, arrived: float) -> Acted:
+    async def act(self, id: str, asked: Step, arrived: float) -> ActionResponse:
         session = self._open(id)
         if id in self._ending:
             raise _is_ending()
@@ -130,7 +138,7 @@ class Robots:
             answer = await asyncio.shield(self._planning[id])
         return acted(asked.step, answer)
 
-    async def end(self, id: str, asked: End) -> Ended:
+    async def end(self, id: str, asked: End) -> EndResponse:
         if (past := self._past.get(id)) is not None and past.said == asked and past.answer:
             return past.answer
         session = self._open(id)
@@ -144,7 +152,7 @@ class Robots:
                 truncated=asked.truncated,
             )
             task = asyncio.create_task(self._end(session, asked, ending))
-            self._ending[id] = _Farewell(asked=asked, task=task)
+            self._ending[id] = _PendingEnd(asked=asked, task=task)
             task.add_done_callback(_heard)
         if self._ending[id].asked != asked:
             raise _is_ending()
@@ -161,7 +169,7 @@ class Robots:
         self._recorder.add(SERVED_EPISODES, label="dropped")
         self._count()
 
-    def standing(self, id: str) -> Standing:
+    def standing(self, id: str) -> SessionStatus:
         past = self._past.get(id)
         return self._standing(self.sessions.find(id)) if past is None else past.standing
 
@@ -170,8 +178,8 @@ class Robots:
             raise ProblemError(409, f"this session {past.why}; open one for the next episode")
         return self.sessions.find(id)
 
-    def _standing(self, session: Session, *, ended: bool = False) -> Standing:
-        return Standing(
+    def _standing(self, session: Session, *, ended: bool = False) -> SessionStatus:
+        return SessionStatus(
             session=session.id,
             name=session.terms.name,
             mode=session.terms.mode or self.house.mode,
@@ -184,9 +192,9 @@ class Robots:
 
     # Weights
 
-    def serving(self) -> Serving:
+    def serving(self) -> ModelInfo:
         house, weights = self.house, self._service.policy.weights
-        return Serving(
+        return ModelInfo(
             version=str(Version.unpacked(weights.version)),
             sha256=weights.digest,
             best_return=weights.best_return,
@@ -198,7 +206,7 @@ class Robots:
             **house.about,
         )
 
-    async def reload(self) -> Serving:
+    async def reload(self) -> ModelInfo:
         """The newest weights of the source, if they are sound; else those that are there go on."""
         if self._source is None:
             raise ProblemError(409, "the weights follow a run by themselves; nothing is to be done")
@@ -263,7 +271,7 @@ class Robots:
 
     # Inside
 
-    async def _plan(self, session: Session, deadline: float, arrived: float) -> Answer:
+    async def _plan(self, session: Session, deadline: float, arrived: float) -> StepAnswer:
         try:
             answer = await self._answer(session, deadline, arrived)
         except BaseException:
@@ -274,8 +282,8 @@ class Robots:
         session.answered(answer)
         return answer
 
-    async def _answer(self, session: Session, deadline: float, arrived: float) -> Answer:
-        computed: list[Ask] = []
+    async def _answer(self, session: Session, deadline: float, arrived: float) -> StepAnswer:
+        computed: list[PlanRequest] = []
         ask, hardest = session.ask(), max(HARDEST, deadline)
         soon = deadline - (self.clock() - arrived)
         future = self._service.submit(ask, hardest, soon=soon, told=computed.append)
@@ -285,7 +293,7 @@ class Robots:
             reply = await asyncio.wait_for(asyncio.wrap_future(future), 2 * hardest)
         except TimeoutError:
             raise ProblemError(503, "the planner did not answer; ask again") from None
-        if isinstance(reply, Refusal):
+        if isinstance(reply, Rejection):
             self._recorder.add(SERVED, label="refused")
             raise refused(reply)
         now = self.clock()
@@ -298,7 +306,7 @@ class Robots:
         self._recorder.observe(SERVED_SECONDS, seconds)
         if wanted:
             self._recorder.observe(SERVED_CANDIDATES, used)
-        return Answer(
+        return StepAnswer(
             decision=reply,
             candidates=used,
             hurried=used < wanted,
@@ -307,12 +315,12 @@ class Robots:
             late=late,
         )
 
-    def _candidates(self, ask: Ask) -> int:
+    def _candidates(self, ask: PlanRequest) -> int:
         if (ask.mode or self.house.mode) in UNPLANNED:
             return 0
         return ask.candidates or self.house.candidates
 
-    async def _end(self, session: Session, asked: End, ending: Ending) -> Ended:
+    async def _end(self, session: Session, asked: End, ending: Ending) -> EndResponse:
         try:
             answer = await self._kept(session, ending)
         except ProblemError:
@@ -324,34 +332,36 @@ class Robots:
         standing = self._standing(session, ended=True).model_copy(update={"total": ending.total})
         self._remove(
             session,
-            Past(standing=standing, why="was ended by its robot", said=asked, answer=answer),
+            ClosedSession(
+                standing=standing, why="was ended by its robot", said=asked, answer=answer
+            ),
         )
         self._recorder.add(SERVED_EPISODES, label="ended" if ending.steps else "dropped")
         self._count()
         return answer
 
-    async def _kept(self, session: Session, ending: Ending) -> Ended:
+    async def _kept(self, session: Session, ending: Ending) -> EndResponse:
         steps, total = ending.steps, ending.total
         if self._recording is None or ending.episode is None:
             stored: Literal["no step", "no store"] = "no store" if steps else "no step"
-            return Ended(steps=steps, total=total, stored=stored, slot=None)
+            return EndResponse(steps=steps, total=total, stored=stored, slot=None)
         try:
             found = await asyncio.get_running_loop().run_in_executor(
                 self._disk, self._recording.store, session.terms.name, ending.episode
             )
         except (StoreBusyError, OSError) as error:
             raise ProblemError(503, f"the episode is not stored: {error}") from None
-        return Ended(
+        return EndResponse(
             steps=steps, total=total, stored=found.outcome, slot=found.slot, reason=found.reason
         )
 
-    def _remove(self, session: Session, past: Past) -> None:
+    def _remove(self, session: Session, past: ClosedSession) -> None:
         self.sessions.remove(session)
         self._past.put(session.id, past)
 
     def _abandon(self, session: Session, why: str) -> None:
         """Its robot left, or came back anew: what is known of its episode was cut short."""
-        self._remove(session, Past(standing=self._standing(session, ended=True), why=why))
+        self._remove(session, ClosedSession(standing=self._standing(session, ended=True), why=why))
         self._count()
         if session.id in self._ending:  # which its robot asked for in the last moment: that counts
             return
@@ -386,7 +396,7 @@ def _is_ending() -> ProblemError:
     return ProblemError(409, "this session is being ended; wait for that, or send the same end")
 
 
-def _heard(done: "asyncio.Task[Answer] | asyncio.Task[Ended]") -> None:
+def _heard(done: "asyncio.Task[StepAnswer] | asyncio.Task[EndResponse]") -> None:
     """Whoever waited was told of a failure; if nobody did, nobody has to be."""
     if not done.cancelled():
         done.exception()

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from m3pc.core.history import Histories
-from m3pc.types import Ask, Decision, Episode, Floats, InputError
+from m3pc.core.history import HistoryBuffer
+from m3pc.types import Decision, Episode, Floats, InputError, PlanRequest
 
 ID_BYTES = 16
 
@@ -44,7 +44,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class SessionConfig:
     """What a robot asked for when it came."""
 
     step_limit: int
@@ -59,7 +59,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class StepAnswer:
     """What a robot was told at one step."""
 
     decision: Decision
@@ -125,12 +125,12 @@ class _Tape:
 class Session:
     """One robot's episode: `observe`, then `answered`, and so on; `end` at the end of it."""
 
-    def __init__(self, terms: Terms, sizes: Sizes, *, keep: bool) -> None:
+    def __init__(self, terms: SessionConfig, sizes: Sizes, *, keep: bool) -> None:
         """`keep`: the whole episode for a store, not only what the next step needs."""
         self.id, self.terms = secrets.token_hex(ID_BYTES), terms
         self.total = 0.0  # reward so far
-        self.answer: Answer | None = None  # to the last step that was observed
-        self._histories = Histories(
+        self.answer: StepAnswer | None = None  # to the last step that was observed
+        self._histories = HistoryBuffer(
             1,
             window=sizes.window,
             horizon=sizes.horizon,
@@ -177,10 +177,10 @@ class Session:
         self._last, self._failed = said, False
         self._observed, self.answer = step + 1, None
 
-    def ask(self) -> Ask:
+    def ask(self) -> PlanRequest:
         """What a planner has to be asked now."""
         terms = self.terms
-        return Ask(
+        return PlanRequest(
             window=self._histories.window([0]),
             mode=terms.mode,
             ratio=terms.ratio,
@@ -188,7 +188,7 @@ class Session:
             explore=terms.explore,
         )
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: StepAnswer) -> None:
         assert self._observed and self.answer is None, "nothing was asked"
         self.answer, self._planned = answer, answer.decision.actions[0]
         if self._tape is not None:
@@ -298,7 +298,7 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._open.values()))
 
-    def open(self, terms: Terms) -> Session:
+    def open(self, terms: SessionConfig) -> Session:
         if len(self._open) >= self._most:
             raise NoRoomError(
                 f"{len(self._open)} sessions are open, as many as may be; end one, or wait until "

@@ -3,7 +3,7 @@
 from m3pc.telemetry.recorder import METRICS, Snapshot, merged
 
 
-class Totals:
+class RunTotals:
     def __init__(self) -> None:
         self._lives: dict[str, tuple[int, Snapshot]] = {}  # by name: which life, what it said last
         self._past: Snapshot = {}

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from m3pc.core.http_server import GuardedServer, Reply
+from m3pc.core.http_server import GuardedServer, HttpReply
 from m3pc.telemetry.catalogue import DROPPED_SERIES
 from m3pc.telemetry.recorder import METRICS, MOST_SLOTS, SLOT, Metric, Snapshot
 
@@ -41,7 +41,7 @@ class Exporter:
     ) -> None:
         """Without a port: the first that is free from 9400 on. `info` is told as labels of
         m3pc_build_info. With a token, whoever asks for metrics has to send it."""
-        self._collector = Told(info or {})
+        self._collector = PublishedSnapshot(info or {})
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self._collector)
         ProcessCollector(registry=self._registry)
@@ -65,17 +65,17 @@ class Exporter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(self, path: str, authorization: str) -> Reply:
+    def _answer(self, path: str, authorization: str) -> HttpReply:
         if path == "/healthz":
-            return Reply(200, b"alive\n")
+            return HttpReply(200, b"alive\n")
         if path == "/readyz":
             lacks = self._unready
-            return Reply(503, f"{lacks}\n".encode()) if lacks else Reply(200, b"ready\n")
+            return HttpReply(503, f"{lacks}\n".encode()) if lacks else HttpReply(200, b"ready\n")
         if path != "/metrics":
-            return Reply(404, b"GET /metrics, /healthz or /readyz\n")
+            return HttpReply(404, b"GET /metrics, /healthz or /readyz\n")
         if self._token is not None and not _same(authorization, f"Bearer {self._token}"):
-            return Reply(401, b"a bearer token is needed\n")
-        return Reply(200, generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4)
+            return HttpReply(401, b"a bearer token is needed\n")
+        return HttpReply(200, generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4)
 
     def _bound(self, host: str, port: int | None) -> GuardedServer:
         """At the port, or at the first that is free."""
@@ -95,7 +95,7 @@ def _same(one: str, other: str) -> bool:
 # What is told
 
 
-class Told(Collector):
+class PublishedSnapshot(Collector):
     """The last snapshot as families: counters and histograms from 0 on, gauges once they were
     set."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 # How gauges of several processes become one; a counter or a histogram is always a sum.
 Reduce = Literal["sum", "max", "min"]
 SLOT = "slot"  # of an actor; series by slot come from the driver alone, and only so many
@@ -24,7 +24,7 @@ Snapshot = Mapping[str, Mapping[str, list[float]]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     name: str
-    kind: Kind
+    kind: MetricKind
     help: str
     label: str = ""
     values: tuple[str, ...] = ()  # of the label: a closed set, but for SLOT, which is a number

@@ -57,7 +57,7 @@ def tracker(name: str, run_folder: Path, config: Config) -> Tracker | None:
     require(name)
     if name in NONE:
         return None
-    return Background(Outside(name, run_folder.resolve(), flatten(config)))
+    return BackgroundTracker(ExternalTracker(name, run_folder.resolve(), flatten(config)))
 
 
 def require(name: str) -> None:
@@ -70,7 +70,7 @@ def require(name: str) -> None:
         raise InputError(f"{name} is not installed; pip install 'm3pc[{name}]'")
 
 
-class Background:
+class BackgroundTracker:
     """Lets a tracker work in a thread: nobody waits for it, and its errors end here."""
 
     def __init__(
@@ -133,7 +133,7 @@ class Background:
             log.warning("event=tracking-lost reason=%s", error)
 
 
-class Outside:
+class ExternalTracker:
     """A tracker in a process of its own: an order is a line to it, and each has an answer."""
 
     def __init__(self, name: str, folder: Path, params: Mapping[str, object]) -> None:

@@ -15,14 +15,14 @@ from m3pc.types import Floats, InputError, Integers
 from replay.format.segment import Segment
 from replay.store.statistics import Moments, moments
 from replay.store.store import Store
-from replay.store.view import Chosen, View
+from replay.store.view import EpisodeMask, StoreView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
     store: Store
-    train: Chosen  # [E]
-    held_out: Chosen  # [E]
+    train: EpisodeMask  # [E]
+    held_out: EpisodeMask  # [E]
     rule: ReturnRule
     arrays: dict[str, Floats]  # the normaliser: states.mean, states.std, rewards.mean, ...
     critic_arrays: dict[str, Floats]  # state_mean, state_std: always unpadded
@@ -69,7 +69,7 @@ def prepare(store: Store, config: Config) -> Dataset:
     )
 
 
-def split(store: Store, config: Config) -> tuple[Chosen, Chosen]:
+def split(store: Store, config: Config) -> tuple[EpisodeMask, EpisodeMask]:
     """Episodes to learn from and episodes to measure on; those too short are in neither."""
     usable = np.flatnonzero(store.lengths >= config.dataset.min_length)
     count = round(len(usable) * config.dataset.train_share)
@@ -87,12 +87,12 @@ def split(store: Store, config: Config) -> tuple[Chosen, Chosen]:
     return train, held_out
 
 
-def _by_segment(store: Store, chosen: Chosen) -> Iterator[tuple[Segment, Chosen]]:
+def _by_segment(store: Store, chosen: EpisodeMask) -> Iterator[tuple[Segment, EpisodeMask]]:
     bounds = np.cumsum([len(segment.lengths) for segment in store.segments])[:-1]
     yield from zip(store.segments, np.split(chosen, bounds), strict=True)
 
 
-def _rows(segment: Segment, chosen: Chosen) -> NDArray[np.bool_]:
+def _rows(segment: Segment, chosen: EpisodeMask) -> NDArray[np.bool_]:
     return np.repeat(chosen, segment.lengths)
 
 
@@ -115,13 +115,13 @@ def _floored(std: NDArray[np.float64], config: NormaliserConfig) -> NDArray[np.f
     return np.where(std < config.std_floor, instead, std)
 
 
-def _best(store: Store, train: Chosen, count: int) -> Integers:
+def _best(store: Store, train: EpisodeMask, count: int) -> Integers:
     """Numbers of the episodes of highest return."""
     order = np.argsort(-np.where(train, store.episode_returns, -np.inf), kind="stable")
     return order[: min(count, int(train.sum()))]
 
 
-def envelope(view: View, returns: Sequence[Floats], kept: Integers, horizon: int) -> Floats:
+def envelope(view: StoreView, returns: Sequence[Floats], kept: Integers, horizon: int) -> Floats:
     """[H] largest return at each step over the episodes `kept`; where none lasts, the last one's.
 
     `returns` are those of the view's segments, one after the other.

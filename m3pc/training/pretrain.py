@@ -34,7 +34,7 @@ from m3pc.tracking.run_lock import locked
 from m3pc.tracking.run_log import RunLog, read
 from m3pc.tracking.trackers import tracker
 from m3pc.training.dataset import Dataset, prepare
-from m3pc.training.running_means import Means
+from m3pc.training.running_means import RunningMeans
 from m3pc.types import InputError
 from replay.sampling.sampler import Sampler
 from replay.sampling.transitions import TransitionSampler
@@ -60,7 +60,7 @@ def start(store: Store, config: Config, out: Path) -> None:
     if out.exists():
         raise InputError(f"{out} exists already; go on with it by --resume, or give another --out")
     prepare_compute(config.compute)
-    work = _Work(prepare(store, config), config)
+    work = PretrainTrainer(prepare(store, config), config)
     with staged_directory(out) as stage:
         (stage / "config.yaml").write_text(dump(config), encoding="utf-8")
         work.save(stage / "checkpoints", str(store.path.resolve()))
@@ -81,7 +81,7 @@ def resume(run: Path, report: Report, *, data: Store | None = None, track: str =
                 f"{store.path} has checksum {store.checksum[:16]}, {run} was started on "
                 f"{checksum[:16]}; give the same data"
             )
-        work = _Work(prepare(store, config), config)
+        work = PretrainTrainer(prepare(store, config), config)
         work.restore(last)
         checkpoint.publish(last.path)  # a kill may have come between a checkpoint and its name
         if work.done < work.total:
@@ -114,7 +114,7 @@ def draw_curve(run: Path) -> Path:
     return path
 
 
-class _Work:
+class PretrainTrainer:
     """Two learners and their samplers, at some number of updates."""
 
     def __init__(self, dataset: Dataset, config: Config) -> None:
@@ -146,7 +146,7 @@ class _Work:
 
     def finish(self, run: Path, log: RunLog, report: Report) -> None:
         """All updates that are left, with reports, measurements and checkpoints on the way."""
-        pretrain, means = self.config.pretrain, Means()
+        pretrain, means = self.config.pretrain, RunningMeans()
         while self.done < self.total:
             group, numbers = self._update()
             means.add(numbers)

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 
-class Means:
+class RunningMeans:
     """Means of numbers since the last report; a NaN says that there was none of its kind."""
 
     def __init__(self) -> None:

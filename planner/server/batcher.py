@@ -27,15 +27,15 @@ from m3pc.telemetry.catalogue import (
     SPREAD,
 )
 from m3pc.telemetry.recorder import Recorder
-from m3pc.types import Ask, Decision, InputError, Refusal, Refused
-from planner.latency_model import Due, Pace
-from planner.requests import Answer, fitting, in_pieces
+from m3pc.types import Decision, InputError, PlanRequest, Rejection, RejectReason
+from planner.latency_model import DeadlineRequest, LatencyModel
+from planner.requests import AnswerFn, fitting, in_pieces
 
 log = logging.getLogger(__name__)
 
-Check = Callable[[Ask], None]  # an InputError where an answer is impossible
-Reply = Decision | Refusal
-Told = Callable[[Ask], None]  # how a request is computed, when it is
+CheckFn = Callable[[PlanRequest], None]  # an InputError where an answer is impossible
+PlanReply = Decision | Rejection
+OnScheduled = Callable[[PlanRequest], None]  # how a request is computed, when it is
 
 LONGEST_PAUSE = 1.0  # seconds between two looks at an empty queue
 LEAST_WAIT, LONGEST_WAIT = 0.01, 5.0  # seconds that the refused are told to wait
@@ -45,14 +45,14 @@ STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Waiting:
-    ask: Ask
+class QueuedRequest:
+    ask: PlanRequest
     rows: int
     arrived: float
     deadline: float  # on the same clock
     soon: float | None = None  # by which an answer is wanted; later it still is one
-    told: Told | None = None
-    reply: "Future[Reply]" = field(default_factory=Future)
+    told: OnScheduled | None = None
+    reply: "Future[PlanReply]" = field(default_factory=Future)
 
 
 class Batcher:
@@ -65,14 +65,14 @@ class Batcher:
 
     def __init__(
         self,
-        answer: Answer,
-        check: Check,
+        answer: AnswerFn,
+        check: CheckFn,
         *,
         rows: int,
         wait: float,
         queue: int,
         recorder: Recorder,
-        pace: Pace | None = None,
+        pace: LatencyModel | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._serving = answer, check
@@ -80,9 +80,9 @@ class Batcher:
         self._rows, self._wait, self._queue = rows, wait, queue
         self._recorder, self._clock = recorder, clock
         self._changed = threading.Condition()
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[QueuedRequest] = deque()
         self._waiting_rows = 0
-        self._computing: list[Waiting] = []
+        self._computing: list[QueuedRequest] = []
         self._began: float | None = None  # when what is computed now was begun
         self._limit, self._fitted = rows, 0  # rows that fit into memory; batches since it shrank
         self._pace = 0.0  # seconds that a row takes
@@ -91,15 +91,20 @@ class Batcher:
         self._thread.start()
 
     def submit(
-        self, ask: Ask, seconds: float, *, soon: float | None = None, told: Told | None = None
-    ) -> "Future[Reply]":
+        self,
+        ask: PlanRequest,
+        seconds: float,
+        *,
+        soon: float | None = None,
+        told: OnScheduled | None = None,
+    ) -> "Future[PlanReply]":
         """The reply, at once or when its batch was computed; `seconds` from now it is too late.
 
         soon  seconds from now after which it is late: with a pace, planning makes do with less
         told  is called with what is computed in the end, before it is
         """
         now = self._clock()
-        waiting = Waiting(
+        waiting = QueuedRequest(
             ask=ask,
             rows=len(ask.window),
             arrived=now,
@@ -118,7 +123,7 @@ class Batcher:
         self._settle(waiting, refusal)
         return waiting.reply
 
-    def swap(self, answer: Answer, check: Check) -> None:
+    def swap(self, answer: AnswerFn, check: CheckFn) -> None:
         """Answer so from the next batch on."""
         with self._changed:
             self._serving = answer, check
@@ -146,24 +151,24 @@ class Batcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _unfit(self, waiting: Waiting) -> Refusal | None:
+    def _unfit(self, waiting: QueuedRequest) -> Rejection | None:
         if not 1 <= waiting.rows <= self._queue:
             reason = f"a request has {waiting.rows} rows; give 1 to {self._queue}"
-            return Refusal(why=Refused.BAD, reason=reason)
+            return Rejection(why=RejectReason.BAD, reason=reason)
         try:
             self._serving[1](waiting.ask)
         except InputError as error:
-            return Refusal(why=Refused.BAD, reason=str(error))
+            return Rejection(why=RejectReason.BAD, reason=str(error))
         return None
 
-    def _no_place(self, waiting: Waiting) -> Refusal | None:
+    def _no_place(self, waiting: QueuedRequest) -> Rejection | None:
         if self._closing:
             return _CLOSED
         if self._waiting_rows + waiting.rows <= self._queue:
             return None
         wait = min(max(self._pace * self._waiting_rows, LEAST_WAIT), LONGEST_WAIT)
         reason = f"{self._waiting_rows} of at most {self._queue} rows wait already"
-        return Refusal(why=Refused.RETRY_LATER, reason=reason, wait=wait)
+        return Rejection(why=RejectReason.RETRY_LATER, reason=reason, wait=wait)
 
     def _work(self) -> None:
         try:
@@ -207,9 +212,9 @@ class Batcher:
             self._waiting.remove(each)
             self._count(-each.rows)
             reason = "its deadline passed before it was computed"
-            self._settle(each, Refusal(why=Refused.LATE, reason=reason))
+            self._settle(each, Rejection(why=RejectReason.LATE, reason=reason))
 
-    def _taken(self) -> list[Waiting]:
+    def _taken(self) -> list[QueuedRequest]:
         count = fitting((each.rows for each in self._waiting), self._limit)
         taken = [self._waiting.popleft() for _ in range(count)]
         self._count(-sum(each.rows for each in taken))
@@ -222,7 +227,7 @@ class Batcher:
         self._waiting_rows += rows
         self._recorder.set(QUEUE_ROWS, self._waiting_rows)
 
-    def _serve(self, group: Sequence[Waiting]) -> None:
+    def _serve(self, group: Sequence[QueuedRequest]) -> None:
         begin, rows = self._clock(), sum(each.rows for each in group)
         asks = self._asks(group, begin)
         replies = self._replies(self._serving[0], asks)
@@ -240,7 +245,7 @@ class Batcher:
         self._record_plans([reply for reply in replies if isinstance(reply, Decision)])
         self._computing = []
 
-    def _asks(self, group: Sequence[Waiting], now: float) -> list[Ask]:
+    def _asks(self, group: Sequence[QueuedRequest], now: float) -> list[PlanRequest]:
         """What is computed: as it was asked, or what there is time for."""
         asks = [each.ask for each in group]
         if self._timing is not None:
@@ -259,7 +264,7 @@ class Batcher:
             spread = np.concatenate([each.spread for each in planned])
             self._recorder.set(SPREAD, float(spread.mean()))
 
-    def _replies(self, answer: Answer, asks: Sequence[Ask]) -> list[Reply]:
+    def _replies(self, answer: AnswerFn, asks: Sequence[PlanRequest]) -> list[PlanReply]:
         """Where a batch fails, each of its requests is tried alone."""
         try:
             return [_sound(decision) for decision in self._computed(answer, asks)]
@@ -269,7 +274,7 @@ class Batcher:
                 return [_failure(error)]
         return [self._replies(answer, [ask])[0] for ask in asks]
 
-    def _computed(self, answer: Answer, asks: Sequence[Ask]) -> list[Decision]:
+    def _computed(self, answer: AnswerFn, asks: Sequence[PlanRequest]) -> list[Decision]:
         """One decision a request, as one batch unless that does not fit into memory."""
         rows = sum(len(ask.window) for ask in asks)
         most = rows if self._limit == self._rows else self._limit
@@ -302,7 +307,7 @@ class Batcher:
         for each in left:
             self._settle(each, _CLOSED)
 
-    def _settle(self, waiting: Waiting, reply: Reply) -> None:
+    def _settle(self, waiting: QueuedRequest, reply: PlanReply) -> None:
         if waiting.reply.done():
             return
         result = "ok" if isinstance(reply, Decision) else reply.why.value
@@ -311,23 +316,23 @@ class Batcher:
             waiting.reply.set_result(reply)
 
 
-_CLOSED = Refusal(why=Refused.FAILED, reason="this planner is closing; ask another one")
+_CLOSED = Rejection(why=RejectReason.FAILED, reason="this planner is closing; ask another one")
 
 
-def _due(waiting: Waiting, now: float) -> Due:
+def _due(waiting: QueuedRequest, now: float) -> DeadlineRequest:
     if waiting.soon is None:
-        return Due(ask=waiting.ask)
+        return DeadlineRequest(ask=waiting.ask)
     left, span = waiting.soon - now, waiting.soon - waiting.arrived
-    return Due(ask=waiting.ask, left=left, span=span)
+    return DeadlineRequest(ask=waiting.ask, left=left, span=span)
 
 
-def _sound(decision: Decision) -> Reply:
+def _sound(decision: Decision) -> PlanReply:
     if np.isfinite(decision.actions).all():
         return decision
     reason = "its numbers are so large that no finite action follows; give smaller ones"
-    return Refusal(why=Refused.BAD, reason=reason)
+    return Rejection(why=RejectReason.BAD, reason=reason)
 
 
-def _failure(error: Exception) -> Refusal:
-    why = Refused.BAD if isinstance(error, InputError) else Refused.FAILED
-    return Refusal(why=why, reason=f"{type(error).__name__}: {error}"[:500])
+def _failure(error: Exception) -> Rejection:
+    why = RejectReason.BAD if isinstance(error, InputError) else RejectReason.FAILED
+    return Rejection(why=why, reason=f"{type(error).__name__}: {error}"[:500])

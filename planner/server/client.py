@@ -11,7 +11,15 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from m3pc.types import Ask, Decision, InputError, PlannerGoneError, Refusal, Refused, Window
+from m3pc.types import (
+    Decision,
+    InputError,
+    PlannerGoneError,
+    PlanRequest,
+    Rejection,
+    RejectReason,
+    Window,
+)
 from planner.server.wire import ask_to_bytes, decision_from_bytes
 
 log = logging.getLogger(__name__)
@@ -26,7 +34,7 @@ def _never() -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class SentRequest:
     name: str  # of the planner that was asked
     at: float
     reply: Any  # an ObjectRef, or a Refusal where nobody could be asked
@@ -56,26 +64,28 @@ class PlannerClient:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_actors": {}}
 
-    def ask(self, ask: Ask) -> "Pending":
+    def ask(self, ask: PlanRequest) -> "InFlightRequest":
         """Send it, and wait for nothing."""
-        return Pending(self, ask)
+        return InFlightRequest(self, ask)
 
     def decide(self, window: Window, *, explore: bool = False) -> Decision:
-        return self.ask(Ask(window=window, explore=explore)).result(self._patience)
+        return self.ask(PlanRequest(window=window, explore=explore)).result(self._patience)
 
-    def _send(self, request: bytes, turn: int) -> Sent:
+    def _send(self, request: bytes, turn: int) -> SentRequest:
         name, now = self._names[(self._slot + turn) % len(self._names)], self._clock()
         try:
             if name not in self._actors:
                 self._actors[name] = ray.get_actor(name, namespace=self._namespace)
             reply = self._actors[name].plan.remote(request, self._deadline)
         except (ValueError, RayError) as error:  # no such actor, or too many calls wait for it
-            return Sent(name=name, at=now, reply=self._lost(name, error))
-        return Sent(name=name, at=now, reply=reply)
+            return SentRequest(name=name, at=now, reply=self._lost(name, error))
+        return SentRequest(name=name, at=now, reply=reply)
 
-    def _receive(self, sent: Sent, until: float, stop: Callable[[], bool]) -> Decision | Refusal:
+    def _receive(
+        self, sent: SentRequest, until: float, stop: Callable[[], bool]
+    ) -> Decision | Rejection:
         """What came, until its deadline, until then, or until `stop`."""
-        if isinstance(sent.reply, Refusal):
+        if isinstance(sent.reply, Rejection):
             return sent.reply
         until = min(until, sent.at + self._deadline + GRACE)
         try:
@@ -83,19 +93,19 @@ class PlannerClient:
                 left = max(until - self._clock(), 0.0)
                 with suppress(GetTimeoutError):
                     reply = ray.get(sent.reply, timeout=min(left, SLICE))
-                    return reply if isinstance(reply, Refusal) else decision_from_bytes(reply)
+                    return reply if isinstance(reply, Rejection) else decision_from_bytes(reply)
                 if left == 0 or stop():
                     reason = f"{sent.name} has not answered"
-                    return Refusal(why=Refused.LATE, reason=reason)
+                    return Rejection(why=RejectReason.LATE, reason=reason)
         except RayError as error:
             return self._lost(sent.name, error)
 
-    def _lost(self, name: str, error: Exception) -> Refusal:
+    def _lost(self, name: str, error: Exception) -> Rejection:
         """Look it up again next time: another may have its name by then."""
         self._actors.pop(name, None)
         reason = f"{name}: {type(error).__name__}: {str(error)[:200]}"
         log.info("event=planner-lost reason=%r", reason)
-        return Refusal(why=Refused.FAILED, reason=reason)
+        return Rejection(why=RejectReason.FAILED, reason=reason)
 
     def _rest(self, turn: int, least: float, until: float, stop: Callable[[], bool]) -> None:
         """Nothing before every planner was asked; then longer each time, never all alike."""
@@ -108,10 +118,10 @@ class PlannerClient:
             self._sleep(min(left, SLICE))
 
 
-class Pending:
+class InFlightRequest:
     """A request on its way. Asking again is safe: a planner remembers nothing."""
 
-    def __init__(self, client: PlannerClient, ask: Ask) -> None:
+    def __init__(self, client: PlannerClient, ask: PlanRequest) -> None:
         self._client, self._request = client, ask_to_bytes(ask)
         self.retries = 0
         self._sent = client._send(self._request, 0)
@@ -124,11 +134,11 @@ class Pending:
             reply = client._receive(self._sent, until, stop)
             if isinstance(reply, Decision):
                 return reply
-            if reply.why == Refused.BAD:
+            if reply.why == RejectReason.BAD:
                 raise InputError(f"the planner refused a request: {reply.reason}")
             self._again(reply, until, stop)
 
-    def _again(self, reply: Refusal, until: float, stop: Callable[[], bool]) -> None:
+    def _again(self, reply: Rejection, until: float, stop: Callable[[], bool]) -> None:
         client = self._client
         self.retries += 1
         client._rest(self.retries, reply.wait, until, stop)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import ray
 
 from m3pc.telemetry.recorder import Snapshot
-from m3pc.types import Refusal
-from planner.server.watchdog import LIMIT, Watchdog
+from m3pc.types import Rejection
+from planner.server.watchdog import LIMIT, BatchWatchdog
 
 if TYPE_CHECKING:
     from planner.server.service import PlannerService
@@ -25,11 +25,11 @@ GROUPS = {"plans": 256, "reports": 4}
 class PlannerActor:
     def __init__(self, build: "Callable[[], PlannerService]", stuck_limit: float = LIMIT) -> None:
         self._service = build()
-        self._watchdog = Watchdog(self._service.stuck_for, stuck_limit)
+        self._watchdog = BatchWatchdog(self._service.stuck_for, stuck_limit)
         self._watchdog.start()
 
     @ray.method(concurrency_group="plans")
-    def plan(self, request: bytes, seconds: float) -> bytes | Refusal:
+    def plan(self, request: bytes, seconds: float) -> bytes | Rejection:
         return self._service.plan(request, seconds)
 
     @ray.method(concurrency_group="reports")

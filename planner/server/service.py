@@ -13,15 +13,15 @@ from m3pc.model.device import prepare_compute
 from m3pc.model.weights import Weights
 from m3pc.telemetry.catalogue import PLANNER_VERSION, WEIGHTS_REJECTED
 from m3pc.telemetry.recorder import Recorder, Snapshot
-from m3pc.types import Ask, Decision, InputError, Refusal, Refused, Version
-from planner.latency_model import Pace, measured
+from m3pc.types import Decision, InputError, PlanRequest, Rejection, RejectReason, Version
+from planner.latency_model import LatencyModel, measured
 from planner.policy import Policy
-from planner.requests import Answer
-from planner.server.batcher import Batcher, Reply, Told
+from planner.requests import AnswerFn
+from planner.server.batcher import Batcher, OnScheduled, PlanReply
 from planner.server.weights_loader import (
-    Loader,
-    Pointers,
+    PointerSource,
     RejectedError,
+    WeightsLoader,
     canary,
     ordinary,
     successor,
@@ -49,7 +49,7 @@ class PlannerService:
             canary(self._policy)
         except RejectedError as error:
             raise InputError(f"these weights cannot plan: {error.message}; give others") from None
-        self._loader: Loader | None = None
+        self._loader: WeightsLoader | None = None
         self.pace = _pace(self._policy) if paced else None
         self._batcher = Batcher(
             answering(self._policy),
@@ -63,9 +63,9 @@ class PlannerService:
         )
         self._serve(self._policy)
 
-    def follow(self, coordinator: Pointers, folder: Path) -> None:
+    def follow(self, coordinator: PointerSource, folder: Path) -> None:
         """Answer by the run's newest weights, now and from now on; paths start at `folder`."""
-        self._loader = Loader(
+        self._loader = WeightsLoader(
             self._policy, self._serve, coordinator, folder, recorder=self._recorder
         )
         self._loader.look(0.0)  # a successor does not answer by what is old
@@ -84,23 +84,30 @@ class PlannerService:
             ) from None
 
     def submit(
-        self, ask: Ask, seconds: float, *, soon: float | None = None, told: Told | None = None
-    ) -> "Future[Reply]":
+        self,
+        ask: PlanRequest,
+        seconds: float,
+        *,
+        soon: float | None = None,
+        told: OnScheduled | None = None,
+    ) -> "Future[PlanReply]":
         """The reply; `seconds` from now it would be too late. As of a Batcher."""
         return self._batcher.submit(ask, seconds, soon=soon, told=told)
 
-    def plan(self, request: bytes, seconds: float) -> bytes | Refusal:
+    def plan(self, request: bytes, seconds: float) -> bytes | Rejection:
         """The same with bytes, as they come and go over a wire; waits."""
         try:
             ask = ask_from_bytes(request)
         except InputError as error:
-            return Refusal(why=Refused.BAD, reason=str(error))
+            return Rejection(why=RejectReason.BAD, reason=str(error))
         future = self.submit(ask, seconds)
         try:
             reply = future.result(seconds)
         except TimeoutError:
             future.cancel()  # nobody will read it
-            return Refusal(why=Refused.LATE, reason=f"not computed within {seconds:g} seconds")
+            return Rejection(
+                why=RejectReason.LATE, reason=f"not computed within {seconds:g} seconds"
+            )
         return decision_to_bytes(reply) if isinstance(reply, Decision) else reply
 
     @property
@@ -142,17 +149,17 @@ class PlannerService:
         self._recorder.set(PLANNER_VERSION, Version.unpacked(policy.weights.version).number)
 
 
-def _pace(policy: Policy) -> Pace:
+def _pace(policy: Policy) -> LatencyModel:
     planner = policy.config.planner
     return measured(
         answering(policy), ordinary(policy), mode=planner.mode, candidates=planner.candidates
     )
 
 
-def answering(policy: Policy) -> Answer:
+def answering(policy: Policy) -> AnswerFn:
     """What a policy answers; a lack of memory, of whatever device, is a MemoryError."""
 
-    def answer(asks: Sequence[Ask]) -> list[Decision]:
+    def answer(asks: Sequence[PlanRequest]) -> list[Decision]:
         try:
             return policy.answer(asks)
         except RuntimeError as error:

@@ -13,7 +13,7 @@ LIMIT = 30.0  # seconds
 STDERR = 2  # the descriptor, whatever sys.stderr is by now
 
 
-class Watchdog:
+class BatchWatchdog:
     """Looks at how long the current batch takes, from a thread of its own.
 
     Code that never lets go of the interpreter stops that thread too; then a timer outside of

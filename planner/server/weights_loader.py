@@ -17,9 +17,9 @@ from m3pc.model.weights import LARGEST_FILE, NumbersError, TensorsError, Weights
 from m3pc.telemetry.catalogue import COORDINATOR_DOWN, WEIGHTS_REJECTED
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import (
-    Ask,
     CoordinatorUnavailableError,
     InputError,
+    PlanRequest,
     Pointer,
     Version,
     Window,
@@ -33,36 +33,36 @@ LOOK = 1.0  # seconds that one look for something newer lasts at most
 LEAST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before what was rejected is tried again
 STOP_SECONDS = 10.0
 
-Reason = Literal["missing", "size", "hash", "format", "shape", "finite", "canary", "env"]
+LoadFailure = Literal["missing", "size", "hash", "format", "shape", "finite", "canary", "env"]
 
 
 class RejectedError(Exception):
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: LoadFailure, message: str) -> None:
         super().__init__(reason, message)
         self.reason, self.message = reason, message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
+class RejectedVersion:
     pointer: Pointer
     pause: float
     until: float  # on the loader's clock
 
 
-class Pointers(Protocol):
+class PointerSource(Protocol):
     """What tells of newer weights: a Coordinator, or a folder that is looked at."""
 
     def watch(self, name: str, since: Version | None, timeout: float) -> Pointer | None: ...
 
 
-class Loader:
+class WeightsLoader:
     """Follows a run's pointer and hands on each newer policy; never an older one."""
 
     def __init__(
         self,
         first: Policy,
         take: Callable[[Policy], None],
-        coordinator: Pointers,
+        coordinator: PointerSource,
         folder: Path,
         *,
         recorder: Recorder,
@@ -71,7 +71,7 @@ class Loader:
         self._policy, self._take = first, take
         self._coordinator, self._folder = coordinator, folder
         self._recorder, self._clock = recorder, clock
-        self._rejected: Rejected | None = None
+        self._rejected: RejectedVersion | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="weights", daemon=True)
 
@@ -122,7 +122,7 @@ class Loader:
         last, pause = self._rejected, LEAST_PAUSE
         if last is not None and last.pointer == pointer:
             pause = min(2 * last.pause, LONGEST_PAUSE)
-        self._rejected = Rejected(pointer=pointer, pause=pause, until=self._clock() + pause)
+        self._rejected = RejectedVersion(pointer=pointer, pause=pause, until=self._clock() + pause)
         self._recorder.add(WEIGHTS_REJECTED, label=error.reason)
         log.warning(
             "event=weights-rejected epoch=%d number=%d reason=%s detail=%r pause_s=%g",
@@ -156,7 +156,7 @@ def canary(policy: Policy) -> None:
     if mode in BACKWARD:
         mode = "rcbc"
     try:
-        found = policy.answer([Ask(window=ordinary(policy), mode=mode)])[0]
+        found = policy.answer([PlanRequest(window=ordinary(policy), mode=mode)])[0]
     except (RuntimeError, ValueError) as error:
         raise RejectedError("canary", f"{type(error).__name__}: {error}") from error
     numbers = [found.actions] if mode == "rcbc" else [found.actions, found.utilities, found.spread]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from m3pc.config.schema import MODES
-from m3pc.types import Ask, Decision, InputError, Window
+from m3pc.types import Decision, InputError, PlanRequest, Window
 
 FORMAT: Final = 4
 # format, mode, ratio and reward to come (NaN: none), explore, mean, candidates (0: as configured),
@@ -23,10 +23,10 @@ DECISION: Final = struct.Struct("<H6xqII")  # format, version, E, A
 NO_MODE: Final = -1
 INTEGER, FLOAT = np.dtype("<i8"), np.dtype("<f4")
 
-Shapes = Sequence[tuple[tuple[int, ...], "np.dtype[Any]"]]
+ArrayLayout = Sequence[tuple[tuple[int, ...], "np.dtype[Any]"]]
 
 
-def ask_to_bytes(ask: Ask) -> bytes:
+def ask_to_bytes(ask: PlanRequest) -> bytes:
     window, mode = ask.window, NO_MODE
     if ask.mode is not None:
         if ask.mode not in MODES:
@@ -48,14 +48,14 @@ def ask_to_bytes(ask: Ask) -> bytes:
     return b"".join((head, *(array.tobytes() for array in arrays)))
 
 
-def ask_from_bytes(content: bytes) -> Ask:
+def ask_from_bytes(content: bytes) -> PlanRequest:
     """Its arrays are read-only."""
     _require(len(content) >= ASK.size, "it is too short")
     written, mode, ratio, to_come, explore, mean, candidates, *sizes = ASK.unpack_from(content)
     _require(written == FORMAT, f"its format is {written}, this version reads {FORMAT}")
     _require(NO_MODE <= mode < len(MODES), f"its mode is {mode}")
     now, steps, seeds, states, actions = _arrays(content, ASK.size, _ask_shapes(*sizes))
-    return Ask(
+    return PlanRequest(
         window=Window(states=states, actions=actions, now=now, steps=steps, seeds=seeds),
         mode=None if mode == NO_MODE else MODES[mode],
         ratio=None if math.isnan(ratio) else ratio,
@@ -91,7 +91,7 @@ def decision_from_bytes(content: bytes) -> Decision:
     )
 
 
-def _ask_shapes(rows: int, length: int, states: int, actions: int) -> Shapes:
+def _ask_shapes(rows: int, length: int, states: int, actions: int) -> ArrayLayout:
     return [
         *[((rows,), INTEGER)] * 3,
         ((rows, length, states), FLOAT),
@@ -99,7 +99,7 @@ def _ask_shapes(rows: int, length: int, states: int, actions: int) -> Shapes:
     ]
 
 
-def _arrays(content: bytes | bytearray, first: int, shapes: Shapes) -> Iterator[NDArray[Any]]:
+def _arrays(content: bytes | bytearray, first: int, shapes: ArrayLayout) -> Iterator[NDArray[Any]]:
     size = first + sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
     _require(len(content) == size, f"it has {len(content)} bytes, its head says {size}")
     for shape, dtype in shapes:

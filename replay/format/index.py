@@ -19,7 +19,7 @@ from replay.format.manifest import (
 )
 
 
-class Listed(NamedTuple):
+class SegmentEntry(NamedTuple):
     """A segment: its two files."""
 
     number: int
@@ -31,14 +31,14 @@ class Listed(NamedTuple):
         return self.steps.bytes + self.episodes.bytes
 
 
-class Producer(NamedTuple):
+class ProducerState(NamedTuple):
     """Where a slot stands."""
 
     incarnation: int
     expected: int  # its next sequence number
 
 
-class Totals(NamedTuple):
+class StoredTotals(NamedTuple):
     """Episodes that were ever stored, each once, whatever became of them since."""
 
     episodes: int = 0
@@ -50,21 +50,21 @@ class Totals(NamedTuple):
     def aborted(self) -> int:
         return self.episodes - self.terminated - self.truncated
 
-    def plus(self, other: "Totals") -> "Totals":
-        return Totals(*(mine + its for mine, its in zip(self, other, strict=True)))
+    def plus(self, other: "StoredTotals") -> "StoredTotals":
+        return StoredTotals(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
-NOTHING = Totals()
+NOTHING = StoredTotals()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class StoreIndex:
     header: Header
     close: Close | None = None  # of a store that grows no more
     rolls: int = 0  # logs that became segments; the open one has this number
-    segments: tuple[Listed, ...] = ()
-    producers: Mapping[int, Producer] = field(default_factory=dict)  # by slot
-    totals: Totals = NOTHING  # of logs that became segments
+    segments: tuple[SegmentEntry, ...] = ()
+    producers: Mapping[int, ProducerState] = field(default_factory=dict)  # by slot
+    totals: StoredTotals = NOTHING  # of logs that became segments
     refused: int = 0  # episodes, in logs that became segments
     dropped: tuple[int, ...] = ()
     quarantined: tuple[Quarantine, ...] = ()
@@ -76,24 +76,24 @@ class Listing:
         return self.totals.steps - sum(listed.steps.rows for listed in self.segments)
 
 
-def add_up(events: Sequence[AnyEvent], path: Path) -> Listing:
+def add_up(events: Sequence[AnyEvent], path: Path) -> StoreIndex:
     """InputError where the events make no sense together."""
     match events:
         case [Header(event="open") as header, *seals, Close() as close] if seals and all(
             isinstance(seal, Seal) for seal in seals
         ):
             pairs = [(seal.steps, seal.episodes) for seal in seals if isinstance(seal, Seal)]
-            segments = tuple(Listed(number, *pair) for number, pair in enumerate(pairs))
-            return Listing(header=header, close=close, segments=segments)
+            segments = tuple(SegmentEntry(number, *pair) for number, pair in enumerate(pairs))
+            return StoreIndex(header=header, close=close, segments=segments)
         case [Header(event="live"), *_]:
-            return Tally(events, path).listing()
+            return IndexBuilder(events, path).listing()
     raise InputError(
         f"{path} is not whole: expected a header, segments and a closing line, found "
         f"{[event.event for event in events][-3:]} at its end; make or import the data again"
     )
 
 
-class Tally:
+class IndexBuilder:
     """A live store's listing, event by event."""
 
     def __init__(self, events: Sequence[AnyEvent], path: Path) -> None:
@@ -101,8 +101,8 @@ class Tally:
         self._path, self._header = path, events[0]
         self._rolls = self._refused = 0
         self._totals = NOTHING
-        self._segments: dict[int, Listed] = {}
-        self._producers: dict[int, Producer] = {}
+        self._segments: dict[int, SegmentEntry] = {}
+        self._producers: dict[int, ProducerState] = {}
         self._dropped: list[int] = []
         self._quarantined: list[Quarantine] = []
         self._withdrawn: list[Withdraw] = []
@@ -113,12 +113,12 @@ class Tally:
         match event:
             case Roll(number=number) if number == self._rolls and _named_by(event):
                 self._rolls, self._refused = number + 1, self._refused + event.refused
-                self._producers |= {slot: Producer(*where) for slot, *where in event.producers}
+                self._producers |= {slot: ProducerState(*where) for slot, *where in event.producers}
                 if event.steps and event.episodes:
                     rows = event.episodes.rows, event.steps.rows
                     ended = event.terminated, event.truncated
-                    self._totals = self._totals.plus(Totals(*rows, *ended))
-                    self._segments[number] = Listed(number, event.steps, event.episodes)
+                    self._totals = self._totals.plus(StoredTotals(*rows, *ended))
+                    self._segments[number] = SegmentEntry(number, event.steps, event.episodes)
             case Drop(numbers=numbers) if self._segments.keys() >= set(numbers):
                 self._dropped += [number for number in numbers if self._segments.pop(number)]
             case Quarantine(number=number) if number in self._segments:
@@ -133,8 +133,8 @@ class Tally:
                     "are these another store's lines?"
                 )
 
-    def listing(self) -> Listing:
-        return Listing(
+    def listing(self) -> StoreIndex:
+        return StoreIndex(
             header=self._header,
             rolls=self._rolls,
             segments=tuple(self._segments.values()),

@@ -22,7 +22,7 @@ import numpy as np
 from m3pc.types import AppendKey, Episode, Floats, InputError
 from replay.format.fs import FS, File
 from replay.format.manifest import Header
-from replay.format.payload import TERMINATED, TRUNCATED, Code
+from replay.format.payload import TERMINATED, TRUNCATED, PayloadFault
 from replay.format.schema import FORMAT
 from replay.format.validation import check, possible
 
@@ -35,7 +35,7 @@ FRAMES = {  # by the store's format, which the fingerprint in the head depends o
 }
 CHECKED = 8  # bytes before those that a checksum covers
 SKIPPED = 4  # bit of `ended`, beside TERMINATED and TRUNCATED
-REASONS: tuple[Code, ...] = get_args(Code)
+REASONS: tuple[PayloadFault, ...] = get_args(PayloadFault)
 NO_TAGS = (-1, math.nan, math.nan)  # last version, condition, utility
 SALT, SALT_AT = 8, 16  # bytes; where they stand in the head
 
@@ -43,12 +43,12 @@ Salts = Callable[[int], bytes]  # `os.urandom`, or its stand-in
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """One sequence number of a producer."""
 
     key: AppendKey
     episode: Episode | None  # None: it was refused
-    reason: Code | None = None  # why
+    reason: PayloadFault | None = None  # why
 
 
 def file_name(number: int) -> str:
@@ -62,7 +62,7 @@ class Log:
         self._file, self.number, self.salt, self.end = file, number, salt, end
         self.doubtful = False  # nobody knows what the disk has of it
 
-    def write(self, entries: Sequence[Entry]) -> None:
+    def write(self, entries: Sequence[LogEntry]) -> None:
         """All entries, or an OSError and none of them."""
         parts = [part for entry in entries for part in encode(entry, self.salt)]
         try:
@@ -121,7 +121,7 @@ def read_salt(content: bytes, number: int, header: Header) -> bytes | None:
     return salt if whole and right else None
 
 
-def encode(entry: Entry, salt: bytes) -> list[bytes]:
+def encode(entry: LogEntry, salt: bytes) -> list[bytes]:
     key, episode = entry.key, entry.episode
     if episode is None:
         assert entry.reason is not None, "a refused episode has a reason"
@@ -141,14 +141,14 @@ def encode(entry: Entry, salt: bytes) -> list[bytes]:
 
 def frames(
     content: bytes | memoryview, place: int, header: Header, salt: bytes
-) -> Iterator[tuple[Entry, int]]:
+) -> Iterator[tuple[LogEntry, int]]:
     """The entries from `place` on, each with where it ends, up to the first that is not whole."""
     while (found := frame(content, place, header, salt)) is not None:
         yield found
         place = found[1]
 
 
-class Head(NamedTuple):
+class EntryHeader(NamedTuple):
     magic: bytes
     crc: int
     slot: int
@@ -167,13 +167,13 @@ class Head(NamedTuple):
 
 def frame(
     content: bytes | memoryview, place: int, header: Header, salt: bytes
-) -> tuple[Entry, int] | None:
+) -> tuple[LogEntry, int] | None:
     """What stands at `place` and where it ends; None if that is no whole frame."""
     layout = FRAMES[header.format]
     start = place + layout.size
     if len(content) < start or content[place : place + 4] != FRAME_MAGIC:
         return None
-    head, view = Head(*layout.unpack_from(content, place)), memoryview(content)
+    head, view = EntryHeader(*layout.unpack_from(content, place)), memoryview(content)
     end = start + (0 if head.ended == SKIPPED else _size(header, head.steps))
     if head.steps > header.horizon or end > len(content):
         return None
@@ -184,13 +184,13 @@ def frame(
     return None if entry is None else (entry, end)
 
 
-def _entry(head: Head, numbers: memoryview, header: Header) -> Entry | None:
+def _entry(head: EntryHeader, numbers: memoryview, header: Header) -> LogEntry | None:
     """None where the checksum fits, but what it covers is nothing that we write."""
     key = AppendKey(head.slot, head.incarnation, head.sequence)
     if not possible(key) or head.reason >= len(REASONS):
         return None
     if head.ended == SKIPPED:
-        return Entry(key, None, REASONS[head.reason])
+        return LogEntry(key, None, REASONS[head.reason])
     if head.ended & ~(TERMINATED | TRUNCATED):
         return None
     states, actions, rewards = _columns(numbers, header, head.steps)
@@ -210,7 +210,7 @@ def _entry(head: Head, numbers: memoryview, header: Header) -> Entry | None:
         check(episode, header, number=0)
     except InputError:
         return None
-    return Entry(key, episode)
+    return LogEntry(key, episode)
 
 
 def _size(header: Header, steps: int) -> int:

@@ -33,13 +33,13 @@ LARGEST = 16 << 20  # bytes
 LARGEST_REWARD = 1e6
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
 
-Code = Literal["size", "head", "checksum", "rows", "arrow", "values"]
+PayloadFault = Literal["size", "head", "checksum", "rows", "arrow", "values"]
 
 
 class PayloadError(InputError):
     """Bytes that no store takes, however often they are sent."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: PayloadFault, message: str) -> None:
         super().__init__(f"the payload was rejected ({code}): {message}")
         self.code = code
 
@@ -94,7 +94,7 @@ def decode(payload: bytes, header: Header) -> Episode:
     return episode
 
 
-class Frame(NamedTuple):
+class StreamFrame(NamedTuple):
     """What stands around the numbers of a stream."""
 
     before: bytes
@@ -102,12 +102,12 @@ class Frame(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _frame(states: int, actions: int, rows: int) -> Frame:
+def _frame(states: int, actions: int, rows: int) -> StreamFrame:
     zeros = np.zeros((rows, states + actions + 1), np.float32)
     stream = _stream(zeros[:, :states], zeros[:, states:-1], zeros[:, -1])
     size = sum(_padded(rows * width) for width in (states, actions, 1))
     assert stream.endswith(bytes(size) + END)
-    return Frame(stream[: -size - len(END)], size)
+    return StreamFrame(stream[: -size - len(END)], size)
 
 
 def _columns(payload: bytes, header: Header, rows: int) -> tuple[Floats, Floats, Floats]:

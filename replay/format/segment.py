@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from m3pc.types import AppendKey, Episode, Floats, InputError, Integers
 from replay.format.arrow_file import is_packed
 from replay.format.fs import ASIDE, FS, write_file
-from replay.format.index import Listed, Listing
+from replay.format.index import SegmentEntry, StoreIndex
 from replay.format.manifest import FileEntry, Header, Withdraw
 from replay.format.schema import (
     episodes_batch,
@@ -87,12 +87,12 @@ class Tables(NamedTuple):
     episodes: pa.RecordBatch
 
 
-def open_segment(fs: FS, folder: Path, listed: Listed, header: Header) -> Segment:
+def open_segment(fs: FS, folder: Path, listed: SegmentEntry, header: Header) -> Segment:
     """Check every byte, then map. Damage of any kind is an InputError that names the file."""
     return columns(open_tables(fs, folder, listed, header))
 
 
-def open_tables(fs: FS, folder: Path, listed: Listed, header: Header) -> Tables:
+def open_tables(fs: FS, folder: Path, listed: SegmentEntry, header: Header) -> Tables:
     schema = live_episodes_schema if header.event == "live" else episodes_schema
     steps = _map(fs, folder, listed.steps, steps_schema(header.states, header.actions))
     episodes = _map(fs, folder, listed.episodes, schema(header.states, header.format))
@@ -160,7 +160,7 @@ def withdrawn(segment: Segment, events: Sequence[Withdraw]) -> NDArray[np.bool_]
     return found
 
 
-def live_tables(kept: Sequence[tuple[AppendKey, Episode]], listing: Listing) -> Tables:
+def live_tables(kept: Sequence[tuple[AppendKey, Episode]], listing: StoreIndex) -> Tables:
     """What the next segment of a live store holds of these episodes."""
     keys, episodes = zip(*kept, strict=True)
     header, first = listing.header, listing.totals.episodes
@@ -175,7 +175,7 @@ def write_segment(
     path: Path,
     number: int,
     kept: Sequence[tuple[AppendKey, Episode]],
-    listing: Listing,
+    listing: StoreIndex,
 ) -> tuple[FileEntry, FileEntry]:
     """The two files of segment `number` of the store at `path`: they and their names are on the
     disk. What a former trial left is replaced."""
@@ -191,7 +191,7 @@ def write_segment(
 
 
 def _write(fs: FS, path: Path, batch: pa.RecordBatch) -> FileEntry:
-    sink = Parts()
+    sink = ColumnParts()
     with pa.ipc.new_file(pa.PythonFile(sink, "w"), batch.schema) as writer:
         writer.write_batch(batch)
     write_file(fs, path.with_name(path.name + ASIDE), sink.parts)
@@ -203,7 +203,7 @@ def _write(fs: FS, path: Path, batch: pa.RecordBatch) -> FileEntry:
     )
 
 
-class Parts(io.RawIOBase):
+class ColumnParts(io.RawIOBase):
     """A file in memory that is the columns themselves: a copy of them would double what a roll
     needs and take as long as all the rest of it."""
 

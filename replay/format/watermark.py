@@ -16,7 +16,7 @@ CHECKED = 8  # bytes before those that the checksum covers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Watermark:
     log: int  # number of the open log
     salt: bytes  # of that log: one written anew is another log
     visible: int  # bytes of it that may be read
@@ -32,14 +32,14 @@ class Mark:
         return MAGIC + crc.to_bytes(4, "little") + content[CHECKED:]
 
 
-def decode(content: bytes) -> Mark | None:
+def decode(content: bytes) -> Watermark | None:
     """None for anything else than a whole mark."""
     if len(content) != LAYOUT.size:
         return None
     magic, crc, log, salt, visible, durable, manifest, closed = LAYOUT.unpack(content)
     if magic != MAGIC or crc != zlib.crc32(content[CHECKED:]):
         return None
-    return Mark(
+    return Watermark(
         log=log,
         salt=salt,
         visible=visible,

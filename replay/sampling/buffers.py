@@ -13,7 +13,7 @@ import numpy as np
 from m3pc.config.schema import ReplayConfig
 from m3pc.core.rng import BUFFER, counter_stream
 from m3pc.types import Integers
-from replay.sampling.mixture import Source, fixed
+from replay.sampling.mixture import MixtureSource, fixed
 from replay.sampling.selectors import (
     Selection,
     alike,
@@ -24,35 +24,35 @@ from replay.sampling.selectors import (
     only,
     product,
 )
-from replay.store.view import Chosen, Joined, View, drawable
+from replay.store.view import EpisodeMask, JoinedView, StoreView, drawable
 
 
 def trajectory_buffer(
-    offline: View,
-    online: View,
+    offline: StoreView,
+    online: StoreView,
     replay: ReplayConfig,
     *,
     minimum: int,
     seed: int,
-    train: Chosen | None = None,
-) -> Source:
+    train: EpisodeMask | None = None,
+) -> MixtureSource:
     """For the model: episodes of `minimum` steps or more, of the logged ones only those in
     `train` [E]. An episode's chance is what replay.sampling says."""
     buffer = FirstInFirstOut(
         capacity=replay.episodes, minimum=minimum, seed=seed, among=_among(train)
     )
     chance = by_length if replay.sampling == "length" else alike
-    return Source(
+    return MixtureSource(
         name="buffer",
-        view=Joined(offline, online),
+        view=JoinedView(offline, online),
         selection=product(buffer, chance),
         share=fixed(1.0),
     )
 
 
 def transition_buffers(
-    offline: View, online: View, replay: ReplayConfig, *, train: Chosen | None = None
-) -> list[Source]:
+    offline: StoreView, online: StoreView, replay: ReplayConfig, *, train: EpisodeMask | None = None
+) -> list[MixtureSource]:
     """For the critic: logged steps only, until enough are collected. Every step alike.
 
     Both limits count steps and are kept by whole episodes: the best logged ones, the newest
@@ -62,13 +62,13 @@ def transition_buffers(
     logged = best_steps(replay.offline_transitions, among=_among(train))
     collected = newest_steps(replay.online_transitions)
     return [
-        Source(
+        MixtureSource(
             name="offline",
             view=offline,
             selection=product(logged, by_length),
             share=fixed(1 - replay.online_share),
         ),
-        Source(
+        MixtureSource(
             name="online",
             view=online,
             selection=product(collected, by_length),
@@ -93,16 +93,16 @@ class FirstInFirstOut:
     seed: int
     among: Selection = alike  # logged ones that may have a slot
 
-    def __call__(self, view: View) -> Integers:
+    def __call__(self, view: StoreView) -> Integers:
         """1 where an episode of the joined view has a slot."""
-        assert isinstance(view, Joined)
+        assert isinstance(view, JoinedView)
         logged, collected = self.slots(view.first, view.second)
         weight = np.zeros(len(view.lengths), np.int64)
         weight[logged] = 1
         weight[collected + len(view.first.lengths)] = 1
         return weight
 
-    def slots(self, offline: View, online: View) -> tuple[Integers, Integers]:
+    def slots(self, offline: StoreView, online: StoreView) -> tuple[Integers, Integers]:
         """Numbers of the logged and of the collected episodes that have one, the oldest first."""
         best = by_return(offline, minimum=self.minimum, among=self.among)[: self.capacity]
         # A rank for every logged episode: withdrawing one does not shuffle the others again.
@@ -114,11 +114,11 @@ class FirstInFirstOut:
         return logged[len(collected) :], collected[-size:]
 
 
-def _ended(view: View) -> Chosen:
+def _ended(view: StoreView) -> EpisodeMask:
     """[E] False where an episode was cut short."""
     ends = (part.terminated | part.truncated for part in view.segments)
     return np.concatenate([np.zeros(0, np.bool_), *ends])
 
 
-def _among(train: Chosen | None) -> Selection:
+def _among(train: EpisodeMask | None) -> Selection:
     return alike if train is None else only(train)

@@ -9,9 +9,9 @@ import numpy as np
 
 from m3pc.core.rng import BATCH, counter_stream
 from m3pc.types import InputError
-from replay.sampling.sampler import Columns, Pieces, combined
+from replay.sampling.sampler import BatchBuilder, WindowIndex, combined
 from replay.sampling.selectors import Selection, weights
-from replay.store.view import View, drawable
+from replay.store.view import StoreView, drawable
 
 B = TypeVar("B")
 
@@ -43,9 +43,9 @@ def fixed(share: float) -> Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class MixtureSource:
     name: str
-    view: View
+    view: StoreView
     selection: Selection
     share: Share
     after: int = 0  # steps that must be there before any is drawn
@@ -60,8 +60,8 @@ class Mixture(Generic[B]):
 
     def __init__(
         self,
-        sources: Sequence[Source],
-        columns: Columns[B],
+        sources: Sequence[MixtureSource],
+        columns: BatchBuilder[B],
         *,
         batch: int,
         seed: int,
@@ -124,10 +124,10 @@ def divided(batch: int, shares: Sequence[float], update: int) -> list[int]:
     return [int(count) for count in np.diff(cuts, prepend=0)]
 
 
-def _pieces(source: Source, length: int, before: int) -> Pieces:
+def _pieces(source: MixtureSource, length: int, before: int) -> WindowIndex:
     weight = weights(source.view, source.selection, length=length)
-    return Pieces(source.view, length, weight, before=before)
+    return WindowIndex(source.view, length, weight, before=before)
 
 
-def _steps(view: View) -> int:
+def _steps(view: StoreView) -> int:
     return int(view.lengths[drawable(view)].sum())

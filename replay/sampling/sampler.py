@@ -18,9 +18,9 @@ from m3pc.core.rng import counter_stream
 from m3pc.types import Floats, InputError, Integers, SegmentBatch
 from replay.format.segment import Segment
 from replay.sampling.selectors import by_pieces, only, product, weights
-from replay.store.view import Chosen, View, drawable
+from replay.store.view import EpisodeMask, StoreView, drawable
 
-Arrays = SegmentBatch[NDArray[Any]]
+NumpySegments = SegmentBatch[NDArray[Any]]
 B = TypeVar("B")
 D = TypeVar("D")
 
@@ -34,30 +34,30 @@ class Sampler:
 
     def __init__(
         self,
-        store: View,
+        store: StoreView,
         *,
         length: int,
         batch: int,
         seed: int,
         returns: ReturnRule,
-        chosen: Chosen | None = None,
+        chosen: EpisodeMask | None = None,
     ) -> None:
         """From all episodes of the store, or from those that `chosen` [E] names."""
         self._batch, self._seed = batch, seed
         self._pieces = every_piece(store, length, chosen)
-        self._columns = PieceColumns(length, returns, store.segments)
+        self._columns = WindowBatchBuilder(length, returns, store.segments)
 
     def __len__(self) -> int:
         """How many different pieces there are."""
         return self._pieces.count
 
-    def batch(self, update: int, out: Arrays | None = None) -> Arrays:
+    def batch(self, update: int, out: NumpySegments | None = None) -> NumpySegments:
         """Into the arrays of `out`, or into new ones."""
         drawn = self._pieces.draw(counter_stream(self._seed, update), self._batch)
         return self._columns.gather(drawn, out)
 
 
-class Place(NamedTuple):
+class SegmentRows(NamedTuple):
     """The pieces of a batch that begin in one segment."""
 
     segment: int
@@ -65,29 +65,31 @@ class Place(NamedTuple):
     into: Integers | slice  # their positions in the batch
 
 
-class Drawn(NamedTuple):
+class SampledRows(NamedTuple):
     """Where B pieces begin."""
 
-    places: list[Place]
+    places: list[SegmentRows]
     steps: Integers  # [B] of their episodes
 
 
-def combined(parts: Sequence[Drawn], order: Integers) -> Drawn:
+def combined(parts: Sequence[SampledRows], order: Integers) -> SampledRows:
     """One batch of several parts: their pieces, one after another, go to the positions `order`."""
     places, steps, low = [], np.empty_like(order), 0
     for part in parts:
         into = order[low : low + len(part.steps)]
         steps[into] = part.steps
-        places += [Place(place.segment, place.rows, into[place.into]) for place in part.places]
+        places += [
+            SegmentRows(place.segment, place.rows, into[place.into]) for place in part.places
+        ]
         low += len(part.steps)
-    return Drawn(places, steps)
+    return SampledRows(places, steps)
 
 
-class Pieces:
+class WindowIndex:
     """All pieces, numbered without gaps by a table over the episodes that have a weight."""
 
     def __init__(
-        self, store: View, length: int, weight: Integers | None = None, *, before: int = 0
+        self, store: StoreView, length: int, weight: Integers | None = None, *, before: int = 0
     ) -> None:
         """`weight` [E] says how often each episode is drawn; without it every piece is alike.
         Segments are counted from `before` on, where others come first."""
@@ -113,7 +115,7 @@ class Pieces:
         """Of all episodes together; 0 where there is nothing to draw."""
         return int(self._edges[-1])
 
-    def draw(self, rng: np.random.Generator, count: int) -> Drawn:
+    def draw(self, rng: np.random.Generator, count: int) -> SampledRows:
         numbers = rng.integers(self.weight, size=count)
         episode = np.searchsorted(self._edges, numbers, side="right") - 1
         if self._numbered:
@@ -121,21 +123,21 @@ class Pieces:
         else:
             steps = rng.integers(self._spans[episode])
         rows = self._first_row[episode] + steps
-        return Drawn(self._places(rows, self._segment[episode]), steps)
+        return SampledRows(self._places(rows, self._segment[episode]), steps)
 
-    def _places(self, rows: Integers, segment: NDArray[Any]) -> list[Place]:
+    def _places(self, rows: Integers, segment: NDArray[Any]) -> list[SegmentRows]:
         if self._segment[0] == self._segment[-1]:  # the only one
-            return [Place(int(self._segment[0]), rows, slice(None))]
+            return [SegmentRows(int(self._segment[0]), rows, slice(None))]
         into = np.argsort(segment, kind="stable")
         cuts = np.flatnonzero(np.diff(segment[into])) + 1
         bounds = [0, *cuts.tolist(), len(rows)]
         return [
-            Place(int(segment[into[low]]), rows[into[low:high]], into[low:high])
+            SegmentRows(int(segment[into[low]]), rows[into[low:high]], into[low:high])
             for low, high in pairwise(bounds)
         ]
 
 
-def every_piece(store: View, length: int, chosen: Chosen | None) -> Pieces:
+def every_piece(store: StoreView, length: int, chosen: EpisodeMask | None) -> WindowIndex:
     """Those of the chosen episodes, each as often as any other."""
     may = drawable(store) if chosen is None else drawable(store) & chosen
     weight = weights(store, product(by_pieces(length), only(may)), length=length)
@@ -144,34 +146,34 @@ def every_piece(store: View, length: int, chosen: Chosen | None) -> Pieces:
             f"{store.path} has no episode of {length} steps or more (the longest has "
             f"{store.lengths[may].max(initial=0)}); use a shorter length"
         )
-    return Pieces(store, length, weight)
+    return WindowIndex(store, length, weight)
 
 
-class Columns(Protocol[B]):
+class BatchBuilder(Protocol[B]):
     """What copies steps of segments into a batch of one kind."""
 
     @property
     def length(self) -> int: ...  # T steps that belong together
 
-    def at(self, segments: Sequence[Segment]) -> "Columns[B]":
+    def at(self, segments: Sequence[Segment]) -> "BatchBuilder[B]":
         """The same of other segments; what is known of those that stay is used again."""
 
-    def gather(self, drawn: Drawn, out: B | None = None) -> B:
+    def gather(self, drawn: SampledRows, out: B | None = None) -> B:
         """Into the arrays of `out`, or into new ones."""
 
 
-Known = Mapping[int, tuple[Segment, D]]
+SegmentCache = Mapping[int, tuple[Segment, D]]
 
 
 def per_segment(
-    segments: Sequence[Segment], known: Known[D], derive: Callable[[Segment], D]
-) -> Known[D]:
+    segments: Sequence[Segment], known: SegmentCache[D], derive: Callable[[Segment], D]
+) -> SegmentCache[D]:
     """What is derived from each segment, by its id: nothing else gets that while one is kept."""
     distinct = {id(segment): segment for segment in segments}
     return {key: known.get(key) or (s, derive(s)) for key, s in distinct.items()}
 
 
-class PieceColumns:
+class WindowBatchBuilder:
     """Columns of whole pieces: all overlapping runs of T rows, so that one is one memcpy."""
 
     def __init__(
@@ -179,7 +181,7 @@ class PieceColumns:
         length: int,
         returns: ReturnRule,
         segments: Sequence[Segment] = (),
-        known: Known[tuple[NDArray[np.void], ...]] = MappingProxyType({}),
+        known: SegmentCache[tuple[NDArray[np.void], ...]] = MappingProxyType({}),
     ) -> None:
         self.length, self._returns = length, returns
         self._known = per_segment(segments, known, self._derive)
@@ -189,10 +191,10 @@ class PieceColumns:
             sizes = segment.states.shape[1:], segment.actions.shape[1:], (2,)
             self._shapes = tuple((length, *size) for size in sizes)
 
-    def at(self, segments: Sequence[Segment]) -> "PieceColumns":
-        return PieceColumns(self.length, self._returns, segments, self._known)
+    def at(self, segments: Sequence[Segment]) -> "WindowBatchBuilder":
+        return WindowBatchBuilder(self.length, self._returns, segments, self._known)
 
-    def gather(self, drawn: Drawn, out: Arrays | None = None) -> Arrays:
+    def gather(self, drawn: SampledRows, out: NumpySegments | None = None) -> NumpySegments:
         steps, outcomes = drawn.steps, self._column(2, drawn)
         if out is None:
             return SegmentBatch(
@@ -207,7 +209,7 @@ class PieceColumns:
         out.rewards[:], out.returns[:], out.steps[:] = outcomes[..., 0], outcomes[..., 1], steps
         return out
 
-    def _column(self, number: int, drawn: Drawn, out: Floats | None = None) -> Floats:
+    def _column(self, number: int, drawn: SampledRows, out: Floats | None = None) -> Floats:
         """[B, T, ...] of one column."""
         shape = (len(drawn.steps), *self._shapes[number])
         if out is None and isinstance(drawn.places[0].into, slice):  # all of them, as they come

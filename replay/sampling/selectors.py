@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 
 from m3pc.types import InputError, Integers
-from replay.store.view import Chosen, View, drawable
+from replay.store.view import EpisodeMask, StoreView, drawable
 
-Selection = Callable[[View], Integers]  # -> [E]
+Selection = Callable[[StoreView], Integers]  # -> [E]
 
 RECENCY_UNIT = 1 << 24  # weight of the newest episode; one of 24 half-lives ago still has a chance
 MOST_WEIGHT = 1 << 62  # that all episodes may have together
@@ -23,16 +23,16 @@ def by_pieces(length: int) -> Selection:
     return lambda view: np.maximum(view.lengths - length + 1, 0)
 
 
-def by_length(view: View) -> Integers:
+def by_length(view: StoreView) -> Integers:
     """Episodes by their length: L. The authors call it "prob"."""
     return view.lengths
 
 
-def alike(view: View) -> Integers:
+def alike(view: StoreView) -> Integers:
     return np.ones(len(view.lengths), np.int64)
 
 
-def only(chosen: Chosen) -> Selection:
+def only(chosen: EpisodeMask) -> Selection:
     """The episodes named [E] of a store to which none are added."""
     return lambda view: chosen.astype(np.int64)
 
@@ -41,7 +41,7 @@ def best(count: int, *, minimum: int = 1, among: Selection = alike) -> Selection
     """The `count` episodes of highest return of those with `minimum` steps and a weight in `among`;
     of equal ones the older."""
 
-    def weigh(view: View) -> Integers:
+    def weigh(view: StoreView) -> Integers:
         return _marked(view, by_return(view, minimum=minimum, among=among)[:count])
 
     return weigh
@@ -63,7 +63,7 @@ def recent(half_life: float) -> Selection:
     if not half_life > 0:
         raise InputError(f"the half-life is {half_life} episodes; give a number above 0")
 
-    def weigh(view: View) -> Integers:
+    def weigh(view: StoreView) -> Integers:
         age = np.arange(len(view.lengths))[::-1]
         weight: Integers = np.floor(RECENCY_UNIT * np.exp2(-age / half_life)).astype(np.int64)
         return weight
@@ -72,7 +72,7 @@ def recent(half_life: float) -> Selection:
 
 
 def product(*selections: Selection) -> Selection:
-    def weigh(view: View) -> Integers:
+    def weigh(view: StoreView) -> Integers:
         found = alike(view)
         for selection in selections:
             found = found * selection(view)
@@ -81,7 +81,7 @@ def product(*selections: Selection) -> Selection:
     return weigh
 
 
-def weights(view: View, selection: Selection, *, length: int) -> Integers:
+def weights(view: StoreView, selection: Selection, *, length: int) -> Integers:
     """[E] as the selection says, but 0 where an episode was withdrawn or holds no piece."""
     found = np.where(drawable(view) & (view.lengths >= length), selection(view), 0)
     total = float(found.sum(dtype=np.float64))  # does not wrap around
@@ -93,20 +93,20 @@ def weights(view: View, selection: Selection, *, length: int) -> Integers:
     return found
 
 
-def by_return(view: View, *, minimum: int = 1, among: Selection = alike) -> Integers:
+def by_return(view: StoreView, *, minimum: int = 1, among: Selection = alike) -> Integers:
     """Numbers of the episodes that `best` chooses from, the best first."""
     open_to = drawable(view) & (view.lengths >= minimum) & (among(view) > 0)
     order = np.argsort(-view.episode_returns, kind="stable")
     return order[open_to[order]]
 
 
-def _within(view: View, order: Integers, count: int) -> Integers:
+def _within(view: StoreView, order: Integers, count: int) -> Integers:
     """The first of them that fit, and one in any case."""
     together = np.cumsum(view.lengths[order])
     return order[: max(int(np.searchsorted(together, count, side="right")), 1)]
 
 
-def _marked(view: View, episodes: Integers) -> Integers:
+def _marked(view: StoreView, episodes: Integers) -> Integers:
     marks = np.zeros(len(view.lengths), np.int64)
     marks[episodes] = 1
     return marks

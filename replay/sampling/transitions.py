@@ -12,10 +12,10 @@ from m3pc.core.returns import ReturnRule, returns_to_go, steps_within
 from m3pc.core.rng import CRITIC_BATCH, counter_stream
 from m3pc.types import Floats, Integers, TransitionBatch
 from replay.format.segment import Segment
-from replay.sampling.sampler import Drawn, Known, Place, every_piece, per_segment
-from replay.store.view import Chosen, View
+from replay.sampling.sampler import SampledRows, SegmentCache, SegmentRows, every_piece, per_segment
+from replay.store.view import EpisodeMask, StoreView
 
-Arrays = TransitionBatch[NDArray[Any]]
+NumpyTransitions = TransitionBatch[NDArray[Any]]
 
 
 class TransitionSampler:
@@ -23,28 +23,28 @@ class TransitionSampler:
 
     def __init__(
         self,
-        store: View,
+        store: StoreView,
         *,
         batch: int,
         seed: int,
         discount: float,
         terminals: bool = True,  # whether a task that ended pays nothing more
-        chosen: Chosen | None = None,
+        chosen: EpisodeMask | None = None,
     ) -> None:
         self._batch, self._seed = batch, seed
         self._pieces = every_piece(store, 1, chosen)
-        self._columns = StepColumns(discount, terminals, store.segments)
+        self._columns = TransitionBatchBuilder(discount, terminals, store.segments)
 
     def __len__(self) -> int:
         return self._pieces.count
 
-    def batch(self, update: int, out: Arrays | None = None) -> Arrays:
+    def batch(self, update: int, out: NumpyTransitions | None = None) -> NumpyTransitions:
         """Into the arrays of `out`, or into new ones."""
         rng = counter_stream(self._seed, update, CRITIC_BATCH)
         return self._columns.gather(self._pieces.draw(rng, self._batch), out)
 
 
-class Steps(NamedTuple):
+class SegmentTransitions(NamedTuple):
     """A segment, and what a critic wants to know of its rows."""
 
     segment: Segment
@@ -53,7 +53,7 @@ class Steps(NamedTuple):
     returns: Floats  # [R]
 
 
-class StepColumns:
+class TransitionBatchBuilder:
     """Columns of single steps."""
 
     length: ClassVar[int] = 1
@@ -63,16 +63,16 @@ class StepColumns:
         discount: float,
         terminals: bool = True,
         segments: Sequence[Segment] = (),
-        known: Known[Steps] = MappingProxyType({}),
+        known: SegmentCache[SegmentTransitions] = MappingProxyType({}),
     ) -> None:
         self._discount, self._terminals = discount, terminals
         self._known = per_segment(segments, known, self._derive)
         self._parts = [self._known[id(segment)][1] for segment in segments]
 
-    def at(self, segments: Sequence[Segment]) -> "StepColumns":
-        return StepColumns(self._discount, self._terminals, segments, self._known)
+    def at(self, segments: Sequence[Segment]) -> "TransitionBatchBuilder":
+        return TransitionBatchBuilder(self._discount, self._terminals, segments, self._known)
 
-    def gather(self, drawn: Drawn, out: Arrays | None = None) -> Arrays:
+    def gather(self, drawn: SampledRows, out: NumpyTransitions | None = None) -> NumpyTransitions:
         first = self._parts[drawn.places[0].segment].segment
         out = _empty(len(drawn.steps), first) if out is None else out
         for place in drawn.places:
@@ -80,7 +80,7 @@ class StepColumns:
                 getattr(out, name)[place.into] = values
         return out
 
-    def _gather(self, place: Place) -> dict[str, NDArray[Any]]:
+    def _gather(self, place: SegmentRows) -> dict[str, NDArray[Any]]:
         part, rows = self._parts[place.segment], place.rows
         segment, episodes = part.segment, part.episodes[rows]
         last = rows == part.ends[episodes]
@@ -95,8 +95,8 @@ class StepColumns:
             "returns": part.returns[rows],
         }
 
-    def _derive(self, segment: Segment) -> Steps:
-        return Steps(
+    def _derive(self, segment: Segment) -> SegmentTransitions:
+        return SegmentTransitions(
             segment,
             np.repeat(np.arange(len(segment.lengths)), segment.lengths),
             np.cumsum(segment.lengths) - 1,
@@ -116,7 +116,7 @@ def discounted_returns(segment: Segment, discount: float, terminals: bool = True
     return returns.astype(np.float32)
 
 
-def _empty(count: int, segment: Segment) -> Arrays:
+def _empty(count: int, segment: Segment) -> NumpyTransitions:
     state, action = segment.states.shape[1:], segment.actions.shape[1:]
     sizes = {"states": state, "actions": action, "next_states": state}
     return TransitionBatch(

@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RaySystemError
 
 from m3pc.telemetry.recorder import Snapshot
-from m3pc.types import Ack, AppendKey, Status, StoreUnavailableError
+from m3pc.types import Ack, AckStatus, AppendKey, StoreUnavailableError
 
 if TYPE_CHECKING:
     from replay.server.service import StoreTotals
@@ -41,7 +41,7 @@ class StoreClient:
         try:
             ack: Ack = self._ask("append", key, payload)
         except StoreUnavailableError as error:
-            return Ack(status=Status.RETRY_LATER, expected=0, durability="os", reason=str(error))
+            return Ack(status=AckStatus.RETRY_LATER, expected=0, durability="os", reason=str(error))
         return ack
 
     def may_update(self, epoch: int, done: int, total: int, timeout: float = 1.0) -> int:

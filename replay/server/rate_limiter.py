@@ -8,12 +8,12 @@ from threading import Condition
 from typing import Literal
 
 from m3pc.types import FencedError
-from replay.server.sample_ratio import Limiter, Limits
+from replay.server.sample_ratio import RateLimits, SampleInsertRatio
 
 log = logging.getLogger(__name__)
 
 
-class Gate:
+class RateLimiter:
     """A limiter that threads wait at. Every wait ends: allowed, or not after its timeout.
 
     Who appends reserves first, and settles when it is known what the store holds: inserts are what
@@ -23,7 +23,7 @@ class Gate:
 
     def __init__(
         self,
-        limiter: Limiter,
+        limiter: SampleInsertRatio,
         *,
         without_actors: Literal["wait", "continue_offline"] = "wait",
         patience: float = 60.0,
@@ -43,10 +43,10 @@ class Gate:
         self.sample_waited = 0.0
 
     @property
-    def limiter(self) -> Limiter:
+    def limiter(self) -> SampleInsertRatio:
         return self._limiter
 
-    def change(self, limits: Limits) -> None:
+    def change(self, limits: RateLimits) -> None:
         with self._changed:
             self._limiter = replace(self._limiter, limits=limits)
             self._changed.notify_all()

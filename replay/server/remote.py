@@ -15,7 +15,7 @@ from m3pc.types import Ack, AppendKey
 from replay.format.manifest import Header
 from replay.server.service import StoreService, StoreTotals
 from replay.writing.manifest_writer import BrokenStoreError
-from replay.writing.writer import Options
+from replay.writing.writer import WriterOptions
 
 BROKEN = 74  # exit code: the disk failed; a new process recovers
 NAME_PAUSE = 0.1  # seconds between two trials to take the name of a process that has just died
@@ -36,7 +36,7 @@ class StoreActor:
         header: Header,
         online: OnlineConfig,
         fleet: FleetConfig,
-        options: Options | None = None,
+        options: WriterOptions | None = None,
     ) -> None:
         self._service = StoreService(path, header, online, fleet, options=options)
 
@@ -86,7 +86,7 @@ def start_store(
     header: Header,
     online: OnlineConfig,
     fleet: FleetConfig,
-    options: Options | None = None,
+    options: WriterOptions | None = None,
     deadline: float = 60.0,
 ) -> Any:
     """The actor's handle, once it has recovered the store and can be asked. It lives as long as the

@@ -16,7 +16,7 @@ FINEST = 10**6  # samples per insert are a fraction with at most this denominato
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RateLimits:
     """The band, and what one step of either side is.
 
     An insert of n is allowed if it leaves error <= max_diff; a batch may be drawn once min_size
@@ -69,13 +69,13 @@ class Limits:
 
 def limits(
     *, samples_per_insert: float, batch: int, max_insert: int, min_size: int, slack: float = 0.0
-) -> Limits:
+) -> RateLimits:
     """The narrowest live band with samples_per_insert * min_size in its middle, and `slack` on both
     sides of it: with more, bursts of one side make the other wait less often."""
     ratio = Fraction(samples_per_insert).limit_denominator(FINEST)
     centre = ratio * min_size
     reach = max((batch + ratio * max_insert) / 2, ratio * (max_insert - 1)) + Fraction(slack)
-    return Limits(
+    return RateLimits(
         samples_per_insert=ratio,
         batch=batch,
         max_insert=max_insert,
@@ -86,14 +86,14 @@ def limits(
 
 
 @dataclass(frozen=True, slots=True)
-class Limiter:
+class SampleInsertRatio:
     """The counters of a run under its limits: a value, without clock or lock.
 
     After a restart the counters come from outside (inserts from the store, samples from the
     learner's checkpoint) and the limits from the new configuration.
     """
 
-    limits: Limits
+    limits: RateLimits
     inserts: int = 0
     samples: int = 0
 
@@ -132,15 +132,15 @@ class Limiter:
         earned = self.inserts * self.limits.samples_per_insert
         return max(math.floor(earned - self.limits.min_diff), 0)
 
-    def inserted(self, count: int) -> "Limiter":
+    def inserted(self, count: int) -> "SampleInsertRatio":
         assert not self.samples_missing(count)
         return replace(self, inserts=self.inserts + count)
 
-    def sampled(self) -> "Limiter":
+    def sampled(self) -> "SampleInsertRatio":
         assert not self.inserts_missing()
         return replace(self, samples=self.samples + self.limits.batch)
 
-    def forgiven(self) -> "Limiter":
+    def forgiven(self) -> "SampleInsertRatio":
         """With the nearest number of samples that is inside the band. For a restart with another
         samples_per_insert: the ratio holds from now on, and nobody has to make up for the past.
         After a crash nothing is forgiven: a learner draws again what it has lost."""

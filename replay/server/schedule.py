@@ -9,11 +9,11 @@ from fractions import Fraction
 
 from m3pc.config.schema import OnlineConfig
 from m3pc.types import InputError
-from replay.server.sample_ratio import FINEST, Limits
+from replay.server.sample_ratio import FINEST, RateLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class UpdateSchedule:
     updates_per_step: float
     updates_per_episode: int
     horizon: int  # steps of the longest episode
@@ -31,12 +31,12 @@ class Schedule:
         ratio = self._ratio
         return steps * ratio.numerator + episodes * self.updates_per_episode * ratio.denominator
 
-    def limits(self) -> Limits:
+    def limits(self) -> RateLimits:
         """A sample is one update. Never are more done than are owed, so a run that has caught up
         has done as many as in lock-step; only collecting may run ahead."""
         longest, unit = self.units(self.horizon), Fraction(1, self._ratio.denominator)
         owed = longest * unit
-        return Limits(
+        return RateLimits(
             samples_per_insert=unit,
             batch=1,
             max_insert=longest,
@@ -54,8 +54,8 @@ class Schedule:
         return Fraction(self.updates_per_step).limit_denominator(FINEST)
 
 
-def schedule_of(online: OnlineConfig, horizon: int) -> Schedule:
-    return Schedule(
+def schedule_of(online: OnlineConfig, horizon: int) -> UpdateSchedule:
+    return UpdateSchedule(
         updates_per_step=online.updates_per_step,
         updates_per_episode=online.updates_per_episode,
         horizon=horizon,

@@ -26,12 +26,12 @@ from m3pc.types import Ack, AppendKey
 from replay.format.fs import FS, Disk
 from replay.format.manifest import Header
 from replay.format.payload import PayloadError
-from replay.server.rate_limiter import Gate
-from replay.server.sample_ratio import Limiter
+from replay.server.rate_limiter import RateLimiter
+from replay.server.sample_ratio import SampleInsertRatio
 from replay.server.schedule import schedule_of
-from replay.writing.group_commit import Appender
+from replay.writing.group_commit import GroupCommitter
 from replay.writing.scrubber import Scrubber
-from replay.writing.writer import Options, Writer
+from replay.writing.writer import Writer, WriterOptions
 
 SEGMENT_BYTES = 16 << 20  # of log: appends wait for about a quarter of a second when it is full
 LONGEST_WAIT = 1.0  # seconds that either side waits for the other before it is told to ask again
@@ -67,7 +67,7 @@ class StoreService:
         online: OnlineConfig,
         fleet: FleetConfig,
         *,
-        options: Options | None = None,
+        options: WriterOptions | None = None,
         fs: FS | None = None,
         wait: float = LONGEST_WAIT,
         patience: float = 60.0,
@@ -79,19 +79,19 @@ class StoreService:
         self._wait = min(wait, fleet.deadline / 4)
         self._recorder, self._reporting = Recorder(), threading.Lock()
         self._writer = self._opened(path, header, options or options_of(fleet))
-        self._gate = Gate(
-            Limiter(self._schedule.limits(), inserts=self._inserts()),
+        self._gate = RateLimiter(
+            SampleInsertRatio(self._schedule.limits(), inserts=self._inserts()),
             without_actors=online.without_actors,
             patience=patience,
             clock=clock,
         )
         self._reported, self._closed = self._writer.totals.steps, False
-        self._appender = Appender(
+        self._appender = GroupCommitter(
             self._writer, deadline=fleet.deadline / 2, recorder=self._recorder
         )
         self._scrubber = Scrubber(self._appender)
 
-    def _opened(self, path: Path | str, header: Header, options: Options) -> Writer:
+    def _opened(self, path: Path | str, header: Header, options: WriterOptions) -> Writer:
         begin = self._clock()
         writer = Writer(path, header, options, fs=self._fs)
         self._recorder.set(RECOVERY_SECONDS, self._clock() - begin)
@@ -99,7 +99,7 @@ class StoreService:
         return writer
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> RateLimiter:
         return self._gate
 
     def append(self, key: AppendKey, payload: bytes) -> Ack:
@@ -184,8 +184,8 @@ class StoreService:
         return self._schedule.units(totals.steps, totals.episodes)
 
 
-def options_of(fleet: FleetConfig) -> Options:
-    return Options(
+def options_of(fleet: FleetConfig) -> WriterOptions:
+    return WriterOptions(
         durability=fleet.durability,
         segment_bytes=SEGMENT_BYTES,
         keep_episodes=fleet.keep_episodes or None,

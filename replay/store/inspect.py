@@ -17,8 +17,8 @@ from m3pc.types import InputError
 from replay.format import log as logs
 from replay.format import manifest
 from replay.format.fs import FS, Disk
-from replay.format.index import Listing, Producer, add_up
-from replay.format.log import Entry
+from replay.format.index import ProducerState, StoreIndex, add_up
+from replay.format.log import LogEntry
 from replay.format.segment import FOLDER as SEGMENTS
 from replay.format.segment import Segment, Tables, columns, live_tables, open_tables, withdrawn
 from replay.store.producers import following
@@ -27,14 +27,14 @@ from replay.store.tail import read_manifest, read_mark
 from replay.store.verify import ATTEMPTS, Finding, damage, is_written
 
 
-class State(StrEnum):
+class StoreState(StrEnum):
     WRITTEN = "being written"
     CLOSED = "closed in order"
     CRASHED = "left by a crash"
     FINISHED = "finished data set"
 
 
-class Part(NamedTuple):
+class InspectedPart(NamedTuple):
     """A segment, or what the open log holds."""
 
     tables: Tables
@@ -43,12 +43,12 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class StoreInspection:
     path: Path
-    state: State
-    listing: Listing
-    parts: Sequence[Part]  # whatever is whole: segments, then the log
-    producers: Mapping[int, Producer]  # by slot, with what the log holds
+    state: StoreState
+    listing: StoreIndex
+    parts: Sequence[InspectedPart]  # whatever is whole: segments, then the log
+    producers: Mapping[int, ProducerState]  # by slot, with what the log holds
     refused: int  # episodes, with those in the log
     log: str | None  # name of the open log; a finished data set has none
     log_bytes: int
@@ -79,7 +79,7 @@ class Survey:
         return int(first.min()), int(max(first.max(), last.max()))
 
 
-def survey(path: Path, *, fs: FS | None = None, attempts: int = ATTEMPTS) -> Survey:
+def survey(path: Path, *, fs: FS | None = None, attempts: int = ATTEMPTS) -> StoreInspection:
     """InputError where the manifest itself is damaged or there is none."""
     fs = fs or Disk()
     written = is_written(fs, path)
@@ -101,7 +101,7 @@ def survey(path: Path, *, fs: FS | None = None, attempts: int = ATTEMPTS) -> Sur
         ends = {manifest.NAME: len(parsed.rest), name: len(opened.content) - opened.end}
         torn = {file: count for file, count in ends.items() if count}
     tables = sealed + _in_log(entries, listing)
-    return Survey(
+    return StoreInspection(
         path=path,
         state=_state(opened, written),
         listing=listing,
@@ -116,15 +116,15 @@ def survey(path: Path, *, fs: FS | None = None, attempts: int = ATTEMPTS) -> Sur
     )
 
 
-def _state(opened: OpenLog | None, written: bool) -> State:
+def _state(opened: OpenLog | None, written: bool) -> StoreState:
     if opened is None:
-        return State.FINISHED
+        return StoreState.FINISHED
     if written:
-        return State.WRITTEN
-    return State.CLOSED if opened.closed else State.CRASHED
+        return StoreState.WRITTEN
+    return StoreState.CLOSED if opened.closed else StoreState.CRASHED
 
 
-def _segments(fs: FS, path: Path, listing: Listing) -> tuple[list[Tables], list[Finding], int]:
+def _segments(fs: FS, path: Path, listing: StoreIndex) -> tuple[list[Tables], list[Finding], int]:
     """What is whole, what is wrong with the others' files, and how many episodes those held."""
     sealed: list[Tables] = []
     damaged: list[Finding] = []
@@ -139,11 +139,11 @@ def _segments(fs: FS, path: Path, listing: Listing) -> tuple[list[Tables], list[
     return sealed, damaged, lost
 
 
-def _in_log(entries: Sequence[Entry], listing: Listing) -> list[Tables]:
+def _in_log(entries: Sequence[LogEntry], listing: StoreIndex) -> list[Tables]:
     kept = [(entry.key, entry.episode) for entry in entries if entry.episode is not None]
     return [live_tables(kept, listing)] if kept else []
 
 
-def _part(tables: Tables, listing: Listing) -> Part:
+def _part(tables: Tables, listing: StoreIndex) -> InspectedPart:
     segment = columns(tables)
-    return Part(tables, segment, withdrawn(segment, listing.withdrawn))
+    return InspectedPart(tables, segment, withdrawn(segment, listing.withdrawn))

@@ -7,23 +7,23 @@ every slot, its newest incarnation and the number that this one must send next.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from m3pc.types import AppendKey, Status
-from replay.format.index import Producer
-from replay.format.log import Entry
+from m3pc.types import AckStatus, AppendKey
+from replay.format.index import ProducerState
+from replay.format.log import LogEntry
 from replay.format.validation import possible
 
-NOBODY = Producer(-1, 0)
+NOBODY = ProducerState(-1, 0)
 
 
 class Verdict(NamedTuple):
     """DURABLE here means: the next, and nothing speaks against it."""
 
-    status: Status
+    status: AckStatus
     expected: int
     reason: str = ""
 
 
-class Refused(NamedTuple):
+class RefusedEpisodes(NamedTuple):
     """By the newest incarnation of a slot that sent rubbish; older ones are shut out anyway."""
 
     incarnation: int
@@ -31,44 +31,46 @@ class Refused(NamedTuple):
 
 
 class Producers:
-    def __init__(self, known: Mapping[int, Producer], most_refused: int) -> None:
+    def __init__(self, known: Mapping[int, ProducerState], most_refused: int) -> None:
         self._table, self._most_refused = dict(known), most_refused
-        self._refused: dict[int, Refused] = {}  # by slot
+        self._refused: dict[int, RefusedEpisodes] = {}  # by slot
 
-    def __getitem__(self, slot: int) -> Producer:
+    def __getitem__(self, slot: int) -> ProducerState:
         return self._table.get(slot, NOBODY)
 
     def expected(self, key: AppendKey) -> int:
         where = self[key.slot]
         return where.expected if where.incarnation == key.incarnation else 0
 
-    def judge(self, key: AppendKey, ahead: Mapping[int, Producer]) -> Verdict:
+    def judge(self, key: AppendKey, ahead: Mapping[int, ProducerState]) -> Verdict:
         """`ahead`: where slots will stand when what was judged before is saved."""
         if not possible(key):
-            return Verdict(Status.REJECTED, 0, f"{key} is no key")
+            return Verdict(AckStatus.REJECTED, 0, f"{key} is no key")
         where = ahead.get(key.slot, self[key.slot])
         if key.incarnation < where.incarnation:
-            return Verdict(Status.FENCED, 0, f"incarnation {where.incarnation} has the slot")
+            return Verdict(AckStatus.FENCED, 0, f"incarnation {where.incarnation} has the slot")
         if self._count_refused(key) >= self._most_refused:
-            return Verdict(Status.FENCED, 0, f"{self._most_refused} of its episodes were rejected")
+            return Verdict(
+                AckStatus.FENCED, 0, f"{self._most_refused} of its episodes were rejected"
+            )
         expected = where.expected if key.incarnation == where.incarnation else 0
         if key.sequence == expected:
-            return Verdict(Status.DURABLE, expected + 1)
-        status = Status.DUPLICATE if key.sequence < expected else Status.GAP
+            return Verdict(AckStatus.DURABLE, expected + 1)
+        status = AckStatus.DUPLICATE if key.sequence < expected else AckStatus.GAP
         return Verdict(status, expected, f"the next is {expected}")
 
-    def advance(self, entries: Sequence[Entry]) -> None:
+    def advance(self, entries: Sequence[LogEntry]) -> None:
         """Note what was saved."""
         for entry in entries:
             self._table[entry.key.slot] = following(entry.key)
             if entry.episode is None:
                 episodes = self._count_refused(entry.key) + 1
-                self._refused[entry.key.slot] = Refused(entry.key.incarnation, episodes)
+                self._refused[entry.key.slot] = RefusedEpisodes(entry.key.incarnation, episodes)
 
     def _count_refused(self, key: AppendKey) -> int:
         refused = self._refused.get(key.slot)
         return refused.episodes if refused and refused.incarnation == key.incarnation else 0
 
 
-def following(key: AppendKey) -> Producer:
-    return Producer(key.incarnation, key.sequence + 1)
+def following(key: AppendKey) -> ProducerState:
+    return ProducerState(key.incarnation, key.sequence + 1)

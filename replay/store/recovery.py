@@ -14,12 +14,12 @@ from m3pc.types import InputError
 from replay.format import log as logs
 from replay.format import manifest
 from replay.format.fs import ASIDE, FS, write_file
-from replay.format.index import Listed, Listing, Producer, Tally
-from replay.format.log import Entry, Log, Salts
+from replay.format.index import IndexBuilder, ProducerState, SegmentEntry, StoreIndex
+from replay.format.log import Log, LogEntry, Salts
 from replay.format.manifest import DamagedError, Header
 from replay.format.segment import FOLDER as SEGMENTS
 from replay.format.segment import check_bytes
-from replay.format.watermark import Mark
+from replay.format.watermark import Watermark
 from replay.store.producers import NOBODY, following
 from replay.store.tail import read_manifest, read_mark
 
@@ -35,38 +35,38 @@ class OpenLog:
     """The open log as it is found."""
 
     content: bytes
-    entries: list[Entry]  # up to the first that is not whole
+    entries: list[LogEntry]  # up to the first that is not whole
     end: int  # bytes that they take, with the head
     wrong: str  # what no crash explains, if anything
     closed: bool  # its writer ended in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RecoveredStore:
     """A store as its files say it is; nothing has been changed yet."""
 
-    listing: Listing
-    tally: Tally  # that made it
+    listing: StoreIndex
+    tally: IndexBuilder  # that made it
     manifest: bytes  # its whole lines
     crc: int  # digits of the last one
-    entries: list[Entry]  # of the open log
+    entries: list[LogEntry]  # of the open log
     torn_manifest: int  # bytes at its end that a crash left
     torn_log: int  # the same of the open log
-    lost: list[Listed]  # segments whose files are not what was sealed
+    lost: list[SegmentEntry]  # segments whose files are not what was sealed
     damaged_log: bytes | None  # as it was found, where something in it is lost
 
 
-def find(fs: FS, path: Path, *, accept_loss: bool = False) -> Found:
+def find(fs: FS, path: Path, *, accept_loss: bool = False) -> RecoveredStore:
     mark = read_mark(fs, path)
     parsed = read_manifest(fs, path, mark)
     if parsed.events[0].event != "live":
         raise InputError(f"{path} is a finished data set; appending needs a store of a run")
-    tally = Tally(parsed.events, path / manifest.NAME)
+    tally = IndexBuilder(parsed.events, path / manifest.NAME)
     listing = tally.listing()
     opened = read_log(fs, path, listing, mark)
     if opened.wrong and not accept_loss:
         raise DamagedError(path / logs.FOLDER / logs.file_name(listing.rolls), opened.wrong)
-    return Found(
+    return RecoveredStore(
         listing=listing,
         tally=tally,
         manifest=parsed.whole,
@@ -79,7 +79,7 @@ def find(fs: FS, path: Path, *, accept_loss: bool = False) -> Found:
     )
 
 
-def read_log(fs: FS, path: Path, listing: Listing, mark: Mark | None) -> OpenLog:
+def read_log(fs: FS, path: Path, listing: StoreIndex, mark: Watermark | None) -> OpenLog:
     """What the open log holds; the mark was read before it."""
     try:
         content = fs.read(path / logs.FOLDER / logs.file_name(listing.rolls))
@@ -92,7 +92,9 @@ def read_log(fs: FS, path: Path, listing: Listing, mark: Mark | None) -> OpenLog
     return OpenLog(content=content, entries=entries, end=end, wrong=wrong, closed=closed)
 
 
-def _wrong(mark: Mark | None, listing: Listing, salt: bytes | None, end: int, size: int) -> str:
+def _wrong(
+    mark: Watermark | None, listing: StoreIndex, salt: bytes | None, end: int, size: int
+) -> str:
     """What the open log shows that no crash explains: its frames end at `end` of `size` bytes."""
     if salt is None:
         return "it is missing, or does not begin as this store's open log"
@@ -105,7 +107,7 @@ def _wrong(mark: Mark | None, listing: Listing, salt: bytes | None, end: int, si
     return ""
 
 
-def _in_order(content: bytes, listing: Listing, salt: bytes) -> tuple[list[Entry], int]:
+def _in_order(content: bytes, listing: StoreIndex, salt: bytes) -> tuple[list[LogEntry], int]:
     """Frames up to the first that is torn, or that stands where it cannot have been written."""
     producers, entries, end = dict(listing.producers), [], logs.HEAD.size
     for entry, after in logs.frames(content, end, listing.header, salt):
@@ -116,7 +118,7 @@ def _in_order(content: bytes, listing: Listing, salt: bytes) -> tuple[list[Entry
     return entries, end
 
 
-def _is_new(entry: Entry, producers: dict[int, Producer]) -> bool:
+def _is_new(entry: LogEntry, producers: dict[int, ProducerState]) -> bool:
     """Whether its sequence number was not used before; it is then."""
     key = entry.key
     if (key.incarnation, key.sequence) < producers.get(key.slot, NOBODY):
@@ -125,7 +127,7 @@ def _is_new(entry: Entry, producers: dict[int, Producer]) -> bool:
     return True
 
 
-def _salvage(content: bytes, listing: Listing) -> list[Entry]:
+def _salvage(content: bytes, listing: StoreIndex) -> list[LogEntry]:
     """Every frame that is whole, wherever it stands. The head may be damaged; its salt is tried."""
     salt = content[logs.SALT_AT : logs.SALT_AT + logs.SALT]
     producers, entries, place = dict(listing.producers), [], logs.HEAD.size
@@ -140,7 +142,7 @@ def _salvage(content: bytes, listing: Listing) -> list[Entry]:
     return entries
 
 
-def _lost(fs: FS, path: Path, listing: Listing, accept_loss: bool) -> list[Listed]:
+def _lost(fs: FS, path: Path, listing: StoreIndex, accept_loss: bool) -> list[SegmentEntry]:
     """Only names and sizes are compared, unless loss is accepted: readers and the scrubber look at
     every byte."""
     folder, lost = path / SEGMENTS, []
@@ -161,7 +163,7 @@ def _lost(fs: FS, path: Path, listing: Listing, accept_loss: bool) -> list[Liste
     return lost
 
 
-def renew(fs: FS, path: Path, found: Found, salts: Salts) -> Log:
+def renew(fs: FS, path: Path, found: RecoveredStore, salts: Salts) -> Log:
     """Write what survived anew and remove what does not count. May be cut short at any point."""
     replace(fs, path / manifest.NAME, found.manifest)
     folder, listing = path / logs.FOLDER, found.listing
@@ -182,7 +184,7 @@ def renew(fs: FS, path: Path, found: Found, salts: Salts) -> Log:
     return fresh
 
 
-def _tidy(fs: FS, path: Path, listing: Listing) -> None:
+def _tidy(fs: FS, path: Path, listing: StoreIndex) -> None:
     listed = {entry.name for s in listing.segments for entry in (s.steps, s.episodes)}
     spoiled = {event.number for event in listing.quarantined}
     for name in fs.names(path / SEGMENTS):

@@ -25,12 +25,12 @@ from m3pc.core.files import durable_file, sha256, staged_directory
 from m3pc.types import AppendKey, Episode, InputError, Integers
 from replay.format import manifest
 from replay.format.fs import FS, Disk
-from replay.format.index import Listed, Listing, Producer, add_up
+from replay.format.index import ProducerState, SegmentEntry, StoreIndex, add_up
 from replay.format.manifest import Close, FileEntry, Header, Seal
 from replay.format.schema import episodes_batch, episodes_schema, steps_batch, steps_schema
 from replay.format.segment import FOLDER, Segment, episodes_of, open_segment, withdrawn
 from replay.format.validation import check
-from replay.format.watermark import Mark
+from replay.format.watermark import Watermark
 from replay.store.tail import checked, read_mark, read_tail
 
 SEGMENT_BYTES = 1 << 30  # a segment is sealed when its episodes fill this much
@@ -129,7 +129,7 @@ class Store:
         return [AppendKey(*row) for rows in found for row in rows.tolist()]
 
     @property
-    def producers(self) -> Mapping[int, Producer]:
+    def producers(self) -> Mapping[int, ProducerState]:
         """Where each slot stands: what a coordinator that lost everything may not fall behind."""
         return self._tail.producers if self._tail else {}
 
@@ -145,9 +145,9 @@ class Store:
         for segment in self.segments:
             yield from episodes_of(segment)
 
-    def _look(self, mark: Mark | None, before: "Store | None") -> None:
+    def _look(self, mark: Watermark | None, before: "Store | None") -> None:
         if before is not None and self._manifest == before._manifest:
-            self._listing: Listing = before._listing  # long after many rolls: not parsed again
+            self._listing: StoreIndex = before._listing  # long after many rolls: not parsed again
         else:
             parsed = checked(self._manifest, self.path, mark)
             self._listing = add_up(parsed.events, self.path / manifest.NAME)
@@ -165,7 +165,7 @@ class Store:
         tail = self._tail.chunks if self._tail else ()
         self.segments = (*self._sealed.values(), *tail)
 
-    def _open(self, listed: Listed) -> None:
+    def _open(self, listed: SegmentEntry) -> None:
         try:
             segment = open_segment(self._fs, self.path / FOLDER, listed, self.header)
         except InputError as error:
@@ -178,7 +178,7 @@ class Store:
             self._sealed[listed.number] = segment
 
 
-def read_producers(path: Path, fs: FS | None = None) -> Mapping[int, Producer]:
+def read_producers(path: Path, fs: FS | None = None) -> Mapping[int, ProducerState]:
     """Where each slot of a live store stands. Looks at no segment, so it is quick."""
     fs, name = fs or Disk(), path / manifest.NAME
     for _ in range(ATTEMPTS):

@@ -7,10 +7,10 @@ from pathlib import Path
 from m3pc.types import InputError
 from replay.format import log, manifest
 from replay.format.fs import FS
-from replay.format.index import Listing, Producer, add_up
+from replay.format.index import ProducerState, StoreIndex, add_up
 from replay.format.manifest import DamagedError, Parsed
 from replay.format.segment import Segment, in_memory, joined
-from replay.format.watermark import NAME, Mark, decode
+from replay.format.watermark import NAME, Watermark, decode
 from replay.store.producers import following
 
 
@@ -20,29 +20,29 @@ class Tail:
     salt: bytes
     end: int  # bytes of the log that were read
     chunks: tuple[Segment, ...]
-    producers: Mapping[int, Producer]  # by slot, as they stand after it
-    mark: Mark | None  # as it was then, if it is this log's
+    producers: Mapping[int, ProducerState]  # by slot, as they stand after it
+    mark: Watermark | None  # as it was then, if it is this log's
 
 
-def read_mark(fs: FS, path: Path) -> Mark | None:
+def read_mark(fs: FS, path: Path) -> Watermark | None:
     try:
         return decode(fs.read(path / NAME))
     except OSError:
         return None
 
 
-def read_manifest(fs: FS, path: Path, mark: Mark | None) -> Parsed:
+def read_manifest(fs: FS, path: Path, mark: Watermark | None) -> Parsed:
     """All that the mark, which was read before it, tells of."""
     return checked(manifest.read(fs, path), path, mark)
 
 
-def read_listing(fs: FS, path: Path) -> Listing:
+def read_listing(fs: FS, path: Path) -> StoreIndex:
     """What a store holds now."""
     parsed = read_manifest(fs, path, read_mark(fs, path))
     return add_up(parsed.events, path / manifest.NAME)
 
 
-def checked(content: bytes, path: Path, mark: Mark | None) -> Parsed:
+def checked(content: bytes, path: Path, mark: Watermark | None) -> Parsed:
     """A manifest in which nothing is missing but, at its end, what a writer was just writing."""
     name = path / manifest.NAME
     parsed = manifest.parse(content, name)
@@ -59,7 +59,7 @@ def checked(content: bytes, path: Path, mark: Mark | None) -> Parsed:
     return parsed
 
 
-def read_tail(fs: FS, path: Path, listing: Listing, before: Tail | None) -> Tail:
+def read_tail(fs: FS, path: Path, listing: StoreIndex, before: Tail | None) -> Tail:
     """Up to the mark, if it is this log's; after a crash up to the first frame that is torn."""
     name = path / log.FOLDER / log.file_name(listing.rolls)
     mark = read_mark(fs, path)  # first: what it says is in the log that is read next

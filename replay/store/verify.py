@@ -7,12 +7,12 @@ from pathlib import Path
 from m3pc.types import InputError
 from replay.format import log, manifest
 from replay.format.fs import FS, Disk
-from replay.format.index import Listed, Listing, add_up
+from replay.format.index import SegmentEntry, StoreIndex, add_up
 from replay.format.manifest import DamagedError, Parsed
 from replay.format.segment import FOLDER as SEGMENTS
 from replay.format.segment import check_bytes
 from replay.format.watermark import NAME as MARK
-from replay.format.watermark import Mark
+from replay.format.watermark import Watermark
 from replay.store.recovery import FOLDERS, QUARANTINE, read_log
 from replay.store.store import Store
 from replay.store.tail import read_manifest, read_mark
@@ -77,7 +77,7 @@ def is_written(fs: FS, path: Path) -> bool:
         return False
 
 
-def damage(fs: FS, path: Path, listed: Listed) -> Iterator[Finding]:
+def damage(fs: FS, path: Path, listed: SegmentEntry) -> Iterator[Finding]:
     """Which of a segment's files are not what was sealed."""
     for entry in (listed.steps, listed.episodes):
         try:
@@ -87,7 +87,7 @@ def damage(fs: FS, path: Path, listed: Listed) -> Iterator[Finding]:
 
 
 def _end(
-    fs: FS, path: Path, listing: Listing, parsed: Parsed, mark: Mark | None
+    fs: FS, path: Path, listing: StoreIndex, parsed: Parsed, mark: Watermark | None
 ) -> Iterator[Finding]:
     """The open log and the mark of a store that nobody writes."""
     name = path / log.FOLDER / log.file_name(listing.rolls)
@@ -108,7 +108,7 @@ def _end(
         yield Finding(path / MARK, "it is not of the open log; the next writer makes it anew")
 
 
-def files(listing: Listing) -> list[str]:
+def files(listing: StoreIndex) -> list[str]:
     """What a store is made of, by name in its folder."""
     names = [entry.name for s in listing.segments for entry in (s.steps, s.episodes)]
     found = [manifest.NAME, *(f"{SEGMENTS}/{name}" for name in names)]
@@ -117,7 +117,7 @@ def files(listing: Listing) -> list[str]:
     return found
 
 
-def _strangers(fs: FS, path: Path, listing: Listing) -> Iterator[Finding]:
+def _strangers(fs: FS, path: Path, listing: StoreIndex) -> Iterator[Finding]:
     known = {*files(listing), SEGMENTS} | ({*FOLDERS} if listing.close is None else set())
     there = set(fs.names(path))
     for folder in (SEGMENTS, log.FOLDER):

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from m3pc.telemetry.catalogue import COMMIT_SECONDS
 from m3pc.telemetry.recorder import Recorder
-from m3pc.types import Ack, AppendKey, Status
-from replay.writing.writer import Request, Writer
+from m3pc.types import Ack, AckStatus, AppendKey
+from replay.writing.writer import AppendRequest, Writer
 
 MOST_WAITING = 1024  # requests; a producer has one at a time
 MOST_TOGETHER = 256
@@ -20,13 +20,13 @@ STOP_SECONDS = 30.0
 log = logging.getLogger(__name__)
 
 
-class Waiting(NamedTuple):
-    request: Request
+class PendingCommit(NamedTuple):
+    request: AppendRequest
     answer: "Future[Ack]"
     settle: Callable[[], None]
 
 
-class Appender:
+class GroupCommitter:
     """An EpisodeSink that any thread may call. It owns the writer until it is closed.
 
     While one group is being synced the next one gathers: nobody waits for company, and the more
@@ -38,7 +38,7 @@ class Appender:
     ) -> None:
         self.writer, self._deadline = writer, deadline
         self._recorder = recorder or Recorder()
-        self._queue: Queue[Waiting | None] = Queue(MOST_WAITING)
+        self._queue: Queue[PendingCommit | None] = Queue(MOST_WAITING)
         self._own = threading.Lock()  # of the writer
         self._thread = threading.Thread(target=self._work, name="appender", daemon=True)
         self._thread.start()
@@ -47,10 +47,10 @@ class Appender:
         """Checked here, in the caller's thread; then it waits for its group, not for ever."""
         return self.commit(self.writer.request(key, payload))
 
-    def commit(self, request: Request, settle: Callable[[], None] = lambda: None) -> Ack:
+    def commit(self, request: AppendRequest, settle: Callable[[], None] = lambda: None) -> Ack:
         """`settle` is called once, when it is known whether the request is stored: before it is
         answered, or after its caller was told that nobody knows."""
-        waiting = Waiting(request, Future(), settle)
+        waiting = PendingCommit(request, Future(), settle)
         begin = time.monotonic()
         try:
             self._queue.put(waiting, timeout=self._deadline)
@@ -64,7 +64,7 @@ class Appender:
 
     def _nobody_knows(self) -> Ack:
         return Ack(
-            status=Status.RETRY_LATER,
+            status=AckStatus.RETRY_LATER,
             expected=0,
             durability=self.writer.options.durability,
             reason=f"no answer within {self._deadline:g} seconds; it may be stored or not",
@@ -82,7 +82,7 @@ class Appender:
         with self._own:
             self.writer.close()
 
-    def __enter__(self) -> "Appender":
+    def __enter__(self) -> "GroupCommitter":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,9 +99,9 @@ class Appender:
             self._commit(group)
         return ended
 
-    def _gather(self) -> tuple[list[Waiting], bool]:
+    def _gather(self) -> tuple[list[PendingCommit], bool]:
         """Whoever waits now, one at least; and whether the end was asked for."""
-        group: list[Waiting] = []
+        group: list[PendingCommit] = []
         found = self._queue.get()
         while found is not None:
             group.append(found)
@@ -113,7 +113,7 @@ class Appender:
                 return group, False
         return group, True
 
-    def _commit(self, group: list[Waiting]) -> None:
+    def _commit(self, group: list[PendingCommit]) -> None:
         begin = time.monotonic()
         try:
             with self._own:

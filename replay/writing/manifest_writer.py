@@ -5,7 +5,7 @@ from pathlib import Path
 
 from replay.format import manifest
 from replay.format.fs import FS
-from replay.format.index import Listing, Tally
+from replay.format.index import IndexBuilder, StoreIndex
 from replay.format.manifest import AnyEvent
 
 
@@ -13,12 +13,12 @@ class BrokenStoreError(OSError):
     """The disk failed twice: nothing more can be promised until the store is opened again."""
 
 
-class Ledger:
-    def __init__(self, fs: FS, path: Path, tally: Tally, size: int, crc: int) -> None:
+class ManifestWriter:
+    def __init__(self, fs: FS, path: Path, tally: IndexBuilder, size: int, crc: int) -> None:
         """A manifest of `size` bytes whose last line has the digits `crc`."""
         self._tally, self.size, self._crc = tally, size, crc
         self._file = fs.append(path / manifest.NAME)
-        self.listing: Listing = tally.listing()
+        self.listing: StoreIndex = tally.listing()
 
     def record(self, event: AnyEvent) -> None:
         """Append a line. OSError: there is none; BrokenStoreError: who knows."""

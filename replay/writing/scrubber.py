@@ -3,7 +3,7 @@
 import logging
 import threading
 
-from replay.writing.group_commit import Appender
+from replay.writing.group_commit import GroupCommitter
 from replay.writing.writer import Writer
 
 RATE = 20 << 20  # bytes a second
@@ -16,7 +16,9 @@ log = logging.getLogger(__name__)
 class Scrubber:
     """A thread beside an Appender; appends go on while it reads."""
 
-    def __init__(self, appender: Appender, *, rate: int = RATE, shortest: float = SHORTEST) -> None:
+    def __init__(
+        self, appender: GroupCommitter, *, rate: int = RATE, shortest: float = SHORTEST
+    ) -> None:
         self._appender, self._rate, self._shortest = appender, rate, shortest
         self._stop = threading.Event()
         self.checked = 0  # segments

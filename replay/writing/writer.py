@@ -16,23 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from m3pc.types import Ack, AppendKey, Durability, Episode, InputError, Status
+from m3pc.types import Ack, AckStatus, AppendKey, Durability, Episode, InputError
 from replay.format import log as logs
 from replay.format import manifest
 from replay.format.fs import FS, Disk, File
-from replay.format.index import Listing, Producer, Totals
-from replay.format.log import Entry, Log, Salts
+from replay.format.index import ProducerState, StoredTotals, StoreIndex
+from replay.format.log import Log, LogEntry, Salts
 from replay.format.manifest import AnyEvent, Drop, Header, Quarantine, Roll, Withdraw
 from replay.format.payload import PayloadError, decode
 from replay.format.schema import FORMAT
 from replay.format.segment import FOLDER as SEGMENTS
 from replay.format.segment import check_bytes, write_segment
 from replay.format.watermark import NAME as MARK
-from replay.format.watermark import Mark
+from replay.format.watermark import Watermark
 from replay.store import recovery
 from replay.store.producers import Producers, following
 from replay.store.recovery import QUARANTINE
-from replay.writing.manifest_writer import BrokenStoreError, Ledger
+from replay.writing.manifest_writer import BrokenStoreError, ManifestWriter
 
 FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # pass when somebody makes room
 
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class WriterOptions:
     durability: Durability = "fsync"
     segment_bytes: int = 64 << 20  # of log, after which it becomes a segment
     keep_bytes: int | None = None  # of segments at most; the oldest go first
@@ -52,7 +52,7 @@ class Options:
     most_refused: int = 100  # episodes of one incarnation, after which it is shut out
 
 
-class Request(NamedTuple):
+class AppendRequest(NamedTuple):
     key: AppendKey
     content: Episode | PayloadError  # what its payload holds, or why it holds nothing
 
@@ -64,7 +64,7 @@ class Writer:
         self,
         path: Path | str,
         header: Header,
-        options: Options | None = None,
+        options: WriterOptions | None = None,
         *,
         fs: FS | None = None,
         salts: Salts = os.urandom,
@@ -74,7 +74,7 @@ class Writer:
 
         accept_loss  go on although acknowledged bytes are damaged or gone; those are set aside
         """
-        self.path, self.options = Path(path), options or Options()
+        self.path, self.options = Path(path), options or WriterOptions()
         self._fs, self._salts = fs or Disk(), salts
         self._broken: str | None = None
         header = header.model_copy(update={"event": "live", "format": FORMAT})
@@ -103,8 +103,8 @@ class Writer:
             )
         self._log: Log = recovery.renew(fs, path, found, self._salts)
         self._durable = self._log.end
-        self._ledger = Ledger(fs, path, found.tally, len(found.manifest), found.crc)
-        self._entries: list[Entry] = found.entries
+        self._ledger = ManifestWriter(fs, path, found.tally, len(found.manifest), found.crc)
+        self._entries: list[LogEntry] = found.entries
         self._producers = Producers(found.listing.producers, self.options.most_refused)
         self._producers.advance(found.entries)
         self.totals = found.listing.totals.plus(_totals(found.entries))
@@ -127,7 +127,7 @@ class Writer:
         return self.listing.header
 
     @property
-    def listing(self) -> Listing:
+    def listing(self) -> StoreIndex:
         return self._ledger.listing
 
     @property
@@ -140,7 +140,7 @@ class Writer:
         """In the store now."""
         return self.totals.steps - self.listing.gone_steps
 
-    def producer(self, slot: int) -> Producer:
+    def producer(self, slot: int) -> ProducerState:
         """Where a slot stands, for whoever hands out incarnations."""
         return self._producers[slot]
 
@@ -149,14 +149,14 @@ class Writer:
     def append(self, key: AppendKey, payload: bytes) -> Ack:
         return self.commit([self.request(key, payload)])[0]
 
-    def request(self, key: AppendKey, payload: bytes) -> Request:
+    def request(self, key: AppendKey, payload: bytes) -> AppendRequest:
         """The costly part of an append; it needs nothing of the writer that changes."""
         try:
-            return Request(key, decode(payload, self.header))
+            return AppendRequest(key, decode(payload, self.header))
         except PayloadError as error:
-            return Request(key, error)
+            return AppendRequest(key, error)
 
-    def commit(self, requests: Sequence[Request]) -> list[Ack]:
+    def commit(self, requests: Sequence[AppendRequest]) -> list[Ack]:
         """What becomes of each; those that are new are synced together."""
         self.require_whole()
         if not self._make_room():
@@ -178,28 +178,28 @@ class Writer:
         nothing. Any thread may ask."""
         self.require_whole()
         status, expected, reason = self._producers.judge(key, {})
-        return None if status is Status.DURABLE else self._ack(status, expected, reason)
+        return None if status is AckStatus.DURABLE else self._ack(status, expected, reason)
 
     def later(self, key: AppendKey, reason: str) -> Ack:
-        return self._ack(Status.RETRY_LATER, self._producers.expected(key), reason)
+        return self._ack(AckStatus.RETRY_LATER, self._producers.expected(key), reason)
 
-    def _judge(self, requests: Sequence[Request]) -> tuple[list[Ack], list[Entry]]:
+    def _judge(self, requests: Sequence[AppendRequest]) -> tuple[list[Ack], list[LogEntry]]:
         """The answers, if all goes well, and what must be in the log before they are given."""
-        ahead: dict[int, Producer] = {}
+        ahead: dict[int, ProducerState] = {}
         acks, entries = [], []
         for key, content in requests:
             status, expected, reason = self._producers.judge(key, ahead)
-            if status is Status.DURABLE:
+            if status is AckStatus.DURABLE:
                 ahead[key.slot] = following(key)
                 if isinstance(content, PayloadError):
-                    status, reason = Status.REJECTED, str(content)
-                    entries.append(Entry(key, None, content.code))
+                    status, reason = AckStatus.REJECTED, str(content)
+                    entries.append(LogEntry(key, None, content.code))
                 else:
-                    entries.append(Entry(key, content))
+                    entries.append(LogEntry(key, content))
             acks.append(self._ack(status, expected, reason))
         return acks, entries
 
-    def _save(self, entries: list[Entry]) -> str:
+    def _save(self, entries: list[LogEntry]) -> str:
         """Nothing if they are as safe as was asked for, or why there is no room for them now."""
         try:
             if self._log.doubtful:
@@ -213,7 +213,7 @@ class Writer:
             log.error("event=sync-failed log=%d error=%s", self._log.number, error)
         return self._save_elsewhere(entries)
 
-    def _save_elsewhere(self, entries: list[Entry]) -> str:
+    def _save_elsewhere(self, entries: list[LogEntry]) -> str:
         """After a failed sync nobody knows what the log's end is. All that was acknowledged is in
         memory too: it becomes a segment, and what is new goes to the next log."""
         self._log.doubtful = True
@@ -227,7 +227,7 @@ class Writer:
                 return str(error)
             raise self._break(error) from error
 
-    def _write_and_sync(self, entries: list[Entry]) -> None:
+    def _write_and_sync(self, entries: list[LogEntry]) -> None:
         self._log.write(entries)
         if self.options.durability == "fsync":
             self._log.sync()
@@ -406,7 +406,7 @@ class Writer:
 
     def _write_mark(self, *, closed: bool = False) -> None:
         """Nobody waits for it, and nothing that was promised depends on it."""
-        mark = Mark(
+        mark = Watermark(
             log=self._log.number,
             salt=self._log.salt,
             visible=self._log.end,
@@ -431,12 +431,12 @@ class Writer:
         except OSError as error:
             log.warning("event=file-not-removed error=%s", error)
 
-    def _ack(self, status: Status, expected: int, reason: str = "") -> Ack:
+    def _ack(self, status: AckStatus, expected: int, reason: str = "") -> Ack:
         return Ack(
             status=status, expected=expected, durability=self.options.durability, reason=reason
         )
 
-    def _all_later(self, requests: Sequence[Request], reason: str) -> list[Ack]:
+    def _all_later(self, requests: Sequence[AppendRequest], reason: str) -> list[Ack]:
         return [self.later(request.key, reason) for request in requests]
 
     def _break(self, error: OSError) -> BrokenStoreError:
@@ -451,9 +451,9 @@ class Writer:
             raise BrokenStoreError(errno.EIO, self._broken)
 
 
-def _totals(entries: Sequence[Entry]) -> Totals:
+def _totals(entries: Sequence[LogEntry]) -> StoredTotals:
     kept = [entry.episode for entry in entries if entry.episode is not None]
-    return Totals(
+    return StoredTotals(
         episodes=len(kept),
         steps=sum(map(len, kept)),
         terminated=sum(episode.terminated for episode in kept),

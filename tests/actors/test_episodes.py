@@ -13,7 +13,7 @@ import pytest
 from actors import single_env
 from actors.episodes import episode_start, rollouts
 from actors.single_env import episode_streams
-from actors.vector_rollout import Rollout, Start
+from actors.vector_rollout import EpisodeStart, Rollout
 from m3pc.envs import make, make_vector
 from m3pc.types import Floats, InputError
 from tests.support.envs.countdown import COUNTDOWN
@@ -23,7 +23,7 @@ from tests.support.fakes.fake_planner import FakePlanner
 
 def play(
     env_id: str,
-    starts: list[Start],
+    starts: list[EpisodeStart],
     *,
     slots: int,
     planner: FakePlanner,
@@ -99,7 +99,7 @@ def test_slots_without_an_episode_idle_and_are_reset_whenever_they_end() -> None
 def test_starts_are_taken_only_when_a_slot_is_free() -> None:
     taken: list[int] = []
 
-    def endless() -> Iterator[Start]:
+    def endless() -> Iterator[EpisodeStart]:
         for number in count():
             taken.append(number)
             yield 0, number

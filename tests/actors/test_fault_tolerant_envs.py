@@ -12,8 +12,14 @@ import numpy as np
 import pytest
 
 from actors.episodes import episode_start
-from actors.fault_tolerant_envs import LARGEST, MAKE_TRIES, MOST_IN_A_ROW, BrokenEnvError, Guarded
-from actors.vector_rollout import Fleet, Rollout, Together
+from actors.fault_tolerant_envs import (
+    LARGEST,
+    MAKE_TRIES,
+    MOST_IN_A_ROW,
+    BrokenEnvError,
+    FaultTolerantEnvs,
+)
+from actors.vector_rollout import GymVectorAdapter, Rollout, VectorRollout
 from m3pc.envs import make, make_vector
 from m3pc.telemetry.catalogue import ENV_FAULTS
 from m3pc.telemetry.recorder import Recorder, value
@@ -29,13 +35,15 @@ def _fresh() -> Iterator[None]:
     assert Faulty.open == 0  # whatever was made was closed
 
 
-def guarded(recorder: Recorder, count: int = 1, **options: object) -> Guarded:
-    return Guarded(partial(make, FAULTY, **options), count, recorder=recorder)
+def guarded(recorder: Recorder, count: int = 1, **options: object) -> FaultTolerantEnvs:
+    return FaultTolerantEnvs(partial(make, FAULTY, **options), count, recorder=recorder)
 
 
-def play(envs: Guarded | Together, rounds: int, *, actions: int = 1) -> list[Rollout]:
+def play(
+    envs: FaultTolerantEnvs | GymVectorAdapter, rounds: int, *, actions: int = 1
+) -> list[Rollout]:
     """Endless episodes for so many steps of all environments; the last ones are cut."""
-    fleet, planner = Fleet(envs, window=8, horizon=4), FakePlanner(actions)
+    fleet, planner = VectorRollout(envs, window=8, horizon=4), FakePlanner(actions)
     numbered = enumerate(episode_start(0, number) for number in count())
     free, found = np.ones(envs.count, np.bool_), list[Rollout]()
     for _ in range(rounds):
@@ -143,7 +151,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
 def test_every_call_into_an_environment_is_watched() -> None:
     note, calls = Note(), set[tuple[str, int | None]]()
     making = partial(Watched, note, calls, at=3, only_env=1)
-    with closing(Guarded(making, 2, recorder=Recorder(), watch=note, first=4)) as envs:
+    with closing(FaultTolerantEnvs(making, 2, recorder=Recorder(), watch=note, first=4)) as envs:
         play(envs, 2)
         whole = {(name, slot) for name in ("make", "reset", "step") for slot in (4, 5)}
         assert calls == whole
@@ -186,10 +194,10 @@ def test_environments_without_a_limit_of_steps_are_refused_and_closed() -> None:
 def test_guarded_environments_play_the_episodes_of_a_vector() -> None:
     env_id = "d4rl/Hopper-v2"
     with (
-        closing(Guarded(partial(make, env_id), 3, recorder=Recorder())) as envs,
+        closing(FaultTolerantEnvs(partial(make, env_id), 3, recorder=Recorder())) as envs,
         closing(make_vector(env_id, 3)) as vector,
     ):
-        one, other = (play(found, 60, actions=3) for found in (envs, Together(vector)))
+        one, other = (play(found, 60, actions=3) for found in (envs, GymVectorAdapter(vector)))
     assert len(one) > 3
     assert [r.number for r in one] == [r.number for r in other]
     for name in ("states", "actions", "rewards"):
@@ -202,7 +210,7 @@ def test_guarded_environments_play_the_episodes_of_a_vector() -> None:
 
 def test_physics_that_became_unstable_are_a_fault_though_the_numbers_are_finite() -> None:
     recorder = Recorder()
-    with closing(Guarded(partial(make, "d4rl/Hopper-v2"), 2, recorder=recorder)) as envs:
+    with closing(FaultTolerantEnvs(partial(make, "d4rl/Hopper-v2"), 2, recorder=recorder)) as envs:
         envs.reset([0, 1], np.ones(2, np.bool_))
         data = envs._envs[1].unwrapped.data  # type: ignore[attr-defined]
         data.qacc_warmstart[:] = data.qvel[:] = 1e9

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.ack_log import Receipts
-from actors.outbox import Outbox, Receipt
+from actors.ack_log import AckLog
+from actors.outbox import OnAck, Outbox
 from m3pc.telemetry.catalogue import ACTOR_BLOCKED, UNACKED
 from m3pc.telemetry.recorder import Recorder, value
-from m3pc.types import Ack, AppendKey, EpisodeSink, Status
+from m3pc.types import Ack, AckStatus, AppendKey, EpisodeSink
 from replay.format.payload import encode
 from replay.store.store import Store
 from replay.store.verify import verify
-from replay.writing.group_commit import Appender
+from replay.writing.group_commit import GroupCommitter
 from tests.support.episodes.episodes import same
 from tests.support.fakes.sinks import Kept, Lossy, Scripted, Shut, ack
 from tests.support.faults.live_writer import episode, numbers, open_writer
@@ -38,9 +38,9 @@ def fill(box: Outbox, payloads: list[bytes]) -> None:
 def test_a_store_has_each_episode_once_though_calls_and_replies_are_lost(tmp_path: Path) -> None:
     path, receipts = tmp_path / "store", tmp_path / "log" / "receipts.jsonl"
     payloads = [encode(episode(n)) for n in range(60)]
-    with Appender(open_writer(path)) as appender:
+    with GroupCommitter(open_writer(path)) as appender:
         for incarnation, part in enumerate((payloads[:40], payloads[40:])):
-            sink, log = Lossy(appender, seed=incarnation), Receipts(receipts)
+            sink, log = Lossy(appender, seed=incarnation), AckLog(receipts)
             with closing(log), closing(outbox(sink, incarnation, on_ack=log)) as box:
                 for number, payload in enumerate(part):
                     assert box.put(payload, LONG, steps=3 + (40 * incarnation + number) % 17)
@@ -88,7 +88,7 @@ def test_bytes_fill_an_outbox_too_but_a_large_episode_goes_alone() -> None:
 
 
 def test_a_store_that_lost_what_it_acknowledged_gets_it_again() -> None:
-    kept, told = Kept(), list[Receipt]()
+    kept, told = Kept(), list[OnAck]()
     with closing(outbox(kept, on_ack=told.append)) as box:
         fill(box, [b"0", b"1", b"2", b"3"])
         assert box.flush(LONG) == 0
@@ -116,7 +116,9 @@ def test_a_store_that_lost_more_than_is_held_ends_the_outbox(limits: dict[str, i
 
 
 def test_an_outbox_that_is_shut_out_sends_nothing_more() -> None:
-    sink = Scripted(lambda key, _: ack(Status.FENCED if key.sequence == 1 else Status.DURABLE))
+    sink = Scripted(
+        lambda key, _: ack(AckStatus.FENCED if key.sequence == 1 else AckStatus.DURABLE)
+    )
     with closing(outbox(sink)) as box:
         fill(box, [b"0"])
         assert box.flush(LONG) == 0
@@ -130,8 +132,10 @@ def test_an_outbox_that_is_shut_out_sends_nothing_more() -> None:
 def test_a_rejected_episode_is_logged_and_does_not_hold_up_the_next(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = list[Receipt]()
-    sink = Scripted(lambda key, _: ack(Status.REJECTED if key.sequence == 1 else Status.DURABLE))
+    told = list[OnAck]()
+    sink = Scripted(
+        lambda key, _: ack(AckStatus.REJECTED if key.sequence == 1 else AckStatus.DURABLE)
+    )
     with closing(outbox(sink, on_ack=told.append)) as box:
         fill(box, [b"0", b"1", b"2"])
         assert box.flush(LONG) == 0
@@ -149,7 +153,7 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_an_answer() -> None:
             return 0.0
 
     def answer(key: AppendKey, times: int) -> Ack:
-        return ack(Status.DURABLE if times == 10 else Status.RETRY_LATER)
+        return ack(AckStatus.DURABLE if times == 10 else AckStatus.RETRY_LATER)
 
     longest: list[float] = []
     rng = Highest(np.random.PCG64(0))
@@ -163,7 +167,7 @@ def test_pauses_double_up_to_a_limit_and_begin_anew_after_an_answer() -> None:
 
 def test_whoever_flushes_does_not_sit_out_a_long_pause() -> None:
     def answer(key: AppendKey, times: int) -> Ack:
-        return ack(Status.DURABLE if times == 4 else Status.RETRY_LATER)
+        return ack(AckStatus.DURABLE if times == 4 else AckStatus.RETRY_LATER)
 
     class Longest(np.random.Generator):
         def uniform(self, low: float, high: float) -> float:  # type: ignore[override]
@@ -189,7 +193,7 @@ def test_an_outbox_that_is_closed_ends_though_the_store_hangs() -> None:
 
 
 def test_a_log_that_cannot_be_written_is_a_failure_not_silence() -> None:
-    def full(receipt: Receipt) -> None:
+    def full(receipt: OnAck) -> None:
         raise OSError("no space left")
 
     with closing(outbox(Kept(), on_ack=full)) as box:

@@ -13,9 +13,9 @@ import pytest
 import ray
 
 from actors.remote import RolloutActor
-from actors.reports import Report
-from actors.rollout_loop import Acting
-from actors.rollout_worker import Order
+from actors.reports import RolloutReport
+from actors.rollout_loop import ExplorationConfig
+from actors.rollout_worker import RolloutConfig
 from m3pc.coordinator import connect
 from m3pc.types import Episode
 from replay.format.payload import decode, encode
@@ -36,11 +36,11 @@ def actor(ray_cluster: None) -> Iterator[Any]:
     ray.kill(found)
 
 
-def order(folder: Path) -> Order:
-    return Order(
+def order(folder: Path) -> RolloutConfig:
+    return RolloutConfig(
         env_id=FAULTY,
         seed=0,
-        acting=Acting(window=8, horizon=4),
+        acting=ExplorationConfig(window=8, horizon=4),
         planner=SlowPlanner(),
         sink=InFolder(folder / "store"),
         encode=encode,
@@ -55,19 +55,19 @@ def told(call: Any) -> Any:
     return ray.get(call, timeout=SECONDS)
 
 
-def report(actor: Any) -> Report:
-    found: Report = told(actor.report.remote())
+def report(actor: Any) -> RolloutReport:
+    found: RolloutReport = told(actor.report.remote())
     return found
 
 
-def collecting(actor: Any, folder: Path) -> Report:
+def collecting(actor: Any, folder: Path) -> RolloutReport:
     """Start it; once it has finished some episodes, what it says."""
     told(actor.start.remote(order(folder)))
     assert eventually(lambda: len(report(actor).finished) >= 8)
     return report(actor)
 
 
-def back(actor: Any, pid: int) -> Report:
+def back(actor: Any, pid: int) -> RolloutReport:
     """What the process says that Ray started in the place of another."""
 
     def renewed() -> bool:

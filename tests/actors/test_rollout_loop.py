@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from actors.episodes import episode_start
-from actors.fault_tolerant_envs import BrokenEnvError, Guarded
+from actors.fault_tolerant_envs import BrokenEnvError, FaultTolerantEnvs
 from actors.outbox import Outbox
-from actors.rollout_loop import Acting, Worker
+from actors.rollout_loop import ExplorationConfig, RolloutLoop
 from actors.rollout_worker import starts
-from actors.vector_rollout import Envs, Flags, Stepped
+from actors.vector_rollout import BoolArray, Stepped, VectorEnvs
 from m3pc.envs import make
 from m3pc.telemetry.catalogue import ACTOR_BLOCKED, ENV_STEPS, EPISODES
 from m3pc.telemetry.recorder import Recorder, value
-from m3pc.types import Episode, EpisodeSink, Floats, Status, Version
+from m3pc.types import AckStatus, Episode, EpisodeSink, Floats, Version
 from replay.format.payload import decode, encode
 from tests.support.envs.countdown import COUNTDOWN
 from tests.support.envs.faulty_env import FAULTY, forget
@@ -28,18 +28,18 @@ from tests.support.fakes.sinks import Kept, Scripted, Shut, ack
 from tests.support.fakes.slow_planner import SlowPlanner
 from tests.support.servers.waiting import PATIENCE, eventually
 
-ACTING = Acting(window=8, horizon=4)
+ACTING = ExplorationConfig(window=8, horizon=4)
 
 
 class Noted:
     """Environments that tell when they step."""
 
-    def __init__(self, envs: Envs, on_step: Callable[[int], None]) -> None:
+    def __init__(self, envs: VectorEnvs, on_step: Callable[[int], None]) -> None:
         self._envs, self._on_step = envs, on_step
         self.count, self.state_size = envs.count, envs.state_size
         self.action_size = envs.action_size
 
-    def reset(self, seeds: list[int | None], mask: Flags) -> tuple[Floats, Flags]:
+    def reset(self, seeds: list[int | None], mask: BoolArray) -> tuple[Floats, BoolArray]:
         return self._envs.reset(seeds, mask)
 
     def step(self, actions: Floats) -> Stepped:
@@ -54,7 +54,7 @@ class Desk:
     sizes: tuple[int, ...] = (2, 2)
     env_id: str = COUNTDOWN
     options: dict[str, object] = field(default_factory=dict)
-    acting: Acting = ACTING
+    acting: ExplorationConfig = ACTING
     planner: SlowPlanner = field(default_factory=SlowPlanner)
     sink: EpisodeSink = field(default_factory=Kept)
     newest: Callable[[], int | None] = lambda: None
@@ -65,11 +65,11 @@ class Desk:
     def __post_init__(self) -> None:
         self.recorder = Recorder()
         making = partial(make, self.env_id, **self.options)
-        self.envs = [Guarded(making, size, recorder=self.recorder) for size in self.sizes]
+        self.envs = [FaultTolerantEnvs(making, size, recorder=self.recorder) for size in self.sizes]
         self.outbox = Outbox(
             self.sink, 0, 0, recorder=self.recorder, most=self.most, pauses=(0.001, 0.01)
         )
-        self.worker = Worker(
+        self.worker = RolloutLoop(
             [Noted(envs, self.on_step) for envs in self.envs],  # type: ignore[misc]
             self.acting,
             planner=self.planner,
@@ -81,7 +81,7 @@ class Desk:
         )
 
     @contextmanager
-    def running(self) -> Iterator[Worker]:
+    def running(self) -> Iterator[RolloutLoop]:
         thread = threading.Thread(target=self.worker.run, daemon=True)
         thread.start()
         try:
@@ -200,7 +200,9 @@ def test_a_full_outbox_stops_the_environments_until_the_store_goes_on() -> None:
 
 
 def test_a_worker_that_was_shut_out_ends() -> None:
-    sink = Scripted(lambda key, _: ack(Status.FENCED if key.sequence == 4 else Status.DURABLE))
+    sink = Scripted(
+        lambda key, _: ack(AckStatus.FENCED if key.sequence == 4 else AckStatus.DURABLE)
+    )
     desk = Desk(sink=sink)
     desk.worker.run()
     assert desk.outbox.fenced

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from actors.reports import Report
-from actors.rollout_loop import Acting
-from actors.rollout_worker import Collector, Order
+from actors.reports import RolloutReport
+from actors.rollout_loop import ExplorationConfig
+from actors.rollout_worker import RolloutConfig, RolloutWorker
 from m3pc.coordinator import connect
 from m3pc.telemetry.catalogue import ACTOR_BLOCKED, COORDINATOR_DOWN, ENV_FAULTS, EPISODES
 from m3pc.telemetry.recorder import value
@@ -25,7 +25,7 @@ from m3pc.types import (
 from replay.format.payload import encode
 from replay.store.store import Store
 from replay.store.verify import verify
-from replay.writing.group_commit import Appender
+from replay.writing.group_commit import GroupCommitter
 from tests.support.envs.faulty_env import FAULTY, forget
 from tests.support.fakes.sinks import Kept
 from tests.support.fakes.slow_planner import SlowPlanner
@@ -40,18 +40,18 @@ def join(tmp_path: Path) -> Callable[[], Coordinator]:
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
-    found = Collector(5)
+def collector() -> Iterator[RolloutWorker]:
+    found = RolloutWorker(5)
     yield found
     found.stop()
     assert eventually(lambda: found.report().state not in ("running", "draining"))
 
 
-def order(join: Callable[[], Coordinator], **changes: Any) -> Order:
+def order(join: Callable[[], Coordinator], **changes: Any) -> RolloutConfig:
     given: dict[str, Any] = {
         "env_id": FAULTY,  # but without a fault
         "seed": 0,
-        "acting": Acting(window=8, horizon=4),
+        "acting": ExplorationConfig(window=8, horizon=4),
         "planner": SlowPlanner(),
         "sink": Kept(),
         "encode": encode,
@@ -59,10 +59,10 @@ def order(join: Callable[[], Coordinator], **changes: Any) -> Order:
         "heartbeat": 0.02,
         "env_kwargs": {"max_episode_steps": 9},
     }
-    return Order(**{**given, **changes})
+    return RolloutConfig(**{**given, **changes})
 
 
-def ended(report: Report) -> float:
+def ended(report: RolloutReport) -> float:
     """Episodes."""
     return sum(value(report.snapshot, EPISODES, outcome) for outcome in EPISODES.values)
 
@@ -73,12 +73,12 @@ def publish(coordinator: Coordinator, number: int) -> None:
 
 
 def test_each_start_is_an_incarnation_with_episodes_of_its_own(
-    join: Callable[[], Coordinator], collector: Collector, tmp_path: Path
+    join: Callable[[], Coordinator], collector: RolloutWorker, tmp_path: Path
 ) -> None:
     receipts = tmp_path / "receipts.jsonl"
     assert collector.report().state == "idle"
     reports = []
-    with Appender(open_writer(tmp_path / "store")) as appender:
+    with GroupCommitter(open_writer(tmp_path / "store")) as appender:
         given = order(join, sink=appender, receipts=receipts)
         for _ in range(2):
             collector.start(given)
@@ -102,7 +102,7 @@ def test_each_start_is_an_incarnation_with_episodes_of_its_own(
 
 
 def test_starting_a_collector_that_runs_changes_nothing(
-    join: Callable[[], Coordinator], collector: Collector
+    join: Callable[[], Coordinator], collector: RolloutWorker
 ) -> None:
     given = order(join)
     collector.start(given)
@@ -134,7 +134,7 @@ class Reluctant:
 
 
 def test_a_coordinator_that_is_silent_is_waited_for_and_then_done_without(
-    join: Callable[[], Coordinator], collector: Collector
+    join: Callable[[], Coordinator], collector: RolloutWorker
 ) -> None:
     coordinator = Reluctant(join(), silent=3)
     collector.start(order(lambda: coordinator))
@@ -148,10 +148,10 @@ def test_a_coordinator_that_is_silent_is_waited_for_and_then_done_without(
 
 
 def test_a_coordinator_that_fails_is_asked_again_and_may_still_end_the_collector(
-    join: Callable[[], Coordinator], collector: Collector
+    join: Callable[[], Coordinator], collector: RolloutWorker
 ) -> None:
     coordinator = Reluctant(join(), silent=0)
-    acting = Acting(window=8, horizon=4, pause_after=100)
+    acting = ExplorationConfig(window=8, horizon=4, pause_after=100)
     collector.start(order(lambda: coordinator, acting=acting))  # the planner has version 3
     assert eventually(lambda: collector.report().finished)
     coordinator.error, coordinator.silent = FileNotFoundError, 10**9
@@ -167,7 +167,7 @@ def test_a_coordinator_that_fails_is_asked_again_and_may_still_end_the_collector
 
 
 def test_a_collector_that_is_registered_goes_on_though_nothing_else_was_answered(
-    join: Callable[[], Coordinator], collector: Collector
+    join: Callable[[], Coordinator], collector: RolloutWorker
 ) -> None:
     class Unread(Reluctant):
         def read(self, name: str) -> Pointer | None:
@@ -178,7 +178,7 @@ def test_a_collector_that_is_registered_goes_on_though_nothing_else_was_answered
 
 
 def test_a_coordinator_that_fails_before_it_registers_anybody_ends_the_collector(
-    join: Callable[[], Coordinator], collector: Collector
+    join: Callable[[], Coordinator], collector: RolloutWorker
 ) -> None:
     collector.start(order(lambda: Reluctant(join(), silent=1, error=PermissionError)))
     assert eventually(lambda: collector.report().state == "failed")
@@ -186,7 +186,7 @@ def test_a_coordinator_that_fails_before_it_registers_anybody_ends_the_collector
 
 
 def test_a_collector_whose_slot_was_given_away_ends(
-    join: Callable[[], Coordinator], collector: Collector
+    join: Callable[[], Coordinator], collector: RolloutWorker
 ) -> None:
     collector.start(order(join))
     assert eventually(lambda: collector.report().finished)
@@ -197,11 +197,11 @@ def test_a_collector_whose_slot_was_given_away_ends(
 
 
 def test_the_newest_published_version_decides_what_is_too_old(
-    join: Callable[[], Coordinator], collector: Collector
+    join: Callable[[], Coordinator], collector: RolloutWorker
 ) -> None:
     with closing(join()) as coordinator:
         publish(coordinator, 104)
-    acting = Acting(window=8, horizon=4, pause_after=100)
+    acting = ExplorationConfig(window=8, horizon=4, pause_after=100)
     collector.start(order(join, acting=acting))  # the planner has version 3
     assert eventually(lambda: collector.report().snapshot.get("m3pc_actor_blocked_seconds_total"))
     assert not eventually(lambda: collector.report().finished, patience=0.3)
@@ -216,7 +216,7 @@ def test_the_newest_published_version_decides_what_is_too_old(
     ],
 )
 def test_a_collector_that_cannot_go_on_says_why(
-    join: Callable[[], Coordinator], collector: Collector, changes: dict[str, Any], reason: str
+    join: Callable[[], Coordinator], collector: RolloutWorker, changes: dict[str, Any], reason: str
 ) -> None:
     forget()
     collector.start(order(join, **changes))
@@ -227,11 +227,11 @@ def test_a_collector_that_cannot_go_on_says_why(
 
 
 def test_faults_are_counted_and_survived(
-    join: Callable[[], Coordinator], collector: Collector, tmp_path: Path
+    join: Callable[[], Coordinator], collector: RolloutWorker, tmp_path: Path
 ) -> None:
     forget()
     options = {"chance": 0.05, "kind": "any"}
-    with Appender(open_writer(tmp_path / "store")) as appender:
+    with GroupCommitter(open_writer(tmp_path / "store")) as appender:
         collector.start(order(join, env_kwargs=options, sink=appender))
         assert eventually(lambda: len(collector.report().finished) >= 50)
         assert collector.drain(PATIENCE) == 0
@@ -240,7 +240,7 @@ def test_faults_are_counted_and_survived(
     assert len(list(Store(tmp_path / "store").episodes())) == ended(report)
 
 
-def test_a_collector_can_be_drained_before_it_is_registered(collector: Collector) -> None:
+def test_a_collector_can_be_drained_before_it_is_registered(collector: RolloutWorker) -> None:
     def never() -> Coordinator:
         return Reluctant(None, silent=10**9)
 

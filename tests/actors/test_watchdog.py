@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.watchdog import HUNG, Watchdog
+from actors.watchdog import HUNG, ProcessWatchdog
 from m3pc.types import Episode
 from replay.store.store import Store
 from replay.writing.writer import Writer
@@ -71,7 +71,9 @@ class Clock:
 
 def test_time_between_calls_is_not_counted(exits: list[int]) -> None:
     clock, saved = Clock(), list[int]()
-    watchdog = Watchdog(0.02, lambda slot, seconds: saved.append(slot), grace=60.0, clock=clock)
+    watchdog = ProcessWatchdog(
+        0.02, lambda slot, seconds: saved.append(slot), grace=60.0, clock=clock
+    )
     with closing(watchdog):
         watchdog.start()
         watchdog.arm(1)
@@ -88,7 +90,9 @@ def test_time_between_calls_is_not_counted(exits: list[int]) -> None:
 
 def test_saving_that_hangs_too_does_not_keep_the_process(exits: list[int]) -> None:
     clock, forever = Clock(), threading.Event()
-    watchdog = Watchdog(0.02, lambda slot, seconds: forever.wait(30), grace=60.0, clock=clock)
+    watchdog = ProcessWatchdog(
+        0.02, lambda slot, seconds: forever.wait(30), grace=60.0, clock=clock
+    )
     with closing(watchdog):
         watchdog.start()
         watchdog.arm(0)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from m3pc.cli import doctor as module
 from m3pc.cli.doctor import (
-    Answer,
-    Check,
+    DoctorFinding,
+    ProbeResult,
     cache,
     cuda,
     d4rl_environments,
@@ -41,7 +41,7 @@ app.command()(doctor)
 
 
 def test_a_probe_that_dies_by_a_signal_is_reported_with_what_it_said_before() -> None:
-    assert probe(ILL, os.environ) == Answer("before", "dies with SIGILL")
+    assert probe(ILL, os.environ) == ProbeResult("before", "dies with SIGILL")
 
 
 def test_a_probe_that_hangs_is_ended_and_reported() -> None:
@@ -73,10 +73,10 @@ def test_a_probe_leaves_no_core_file() -> None:
 
 
 def test_a_check_that_raises_is_one_broken_line_among_the_others() -> None:
-    def fails() -> Sequence[Check]:
+    def fails() -> Sequence[DoctorFinding]:
         raise RuntimeError("surprise")
 
-    found = examine({"bad": fails, "good": lambda: [Check("good", "ok", "1.0")]})
+    found = examine({"bad": fails, "good": lambda: [DoctorFinding("good", "ok", "1.0")]})
     assert [(check.name, check.status) for check in found] == [("bad", "broken"), ("good", "ok")]
     assert "surprise" in found[0].found
 
@@ -84,8 +84,10 @@ def test_a_check_that_raises_is_one_broken_line_among_the_others() -> None:
 @pytest.mark.parametrize(
     ("status", "code"), [("ok", 0), ("optional", 0), ("missing", 1), ("broken", 1)]
 )
-def test_only_what_is_required_decides_the_exit_code(status: module.Status, code: int) -> None:
-    assert exit_code([Check("a", "ok", ""), Check("b", status, "")]) == code
+def test_only_what_is_required_decides_the_exit_code(
+    status: module.FindingStatus, code: int
+) -> None:
+    assert exit_code([DoctorFinding("a", "ok", ""), DoctorFinding("b", status, "")]) == code
 
 
 def test_an_old_python_is_broken() -> None:
@@ -97,9 +99,11 @@ def test_packages_are_held_against_the_versions_that_the_project_allows() -> Non
     numpy = metadata.version("numpy")
     wanted = ["numpy>=1", "numpy<1", "no-such-package>=2", "absent; extra == 'dev'"]
     assert list(packages(wanted)) == [
-        Check("numpy", "ok", numpy),
-        Check("numpy", "broken", f"{numpy}, not <1", "pip install 'numpy<1'"),
-        Check("no-such-package", "missing", "not installed", "pip install 'no-such-package>=2'"),
+        DoctorFinding("numpy", "ok", numpy),
+        DoctorFinding("numpy", "broken", f"{numpy}, not <1", "pip install 'numpy<1'"),
+        DoctorFinding(
+            "no-such-package", "missing", "not installed", "pip install 'no-such-package>=2'"
+        ),
     ]
 
 
@@ -128,7 +132,7 @@ def test_a_program_that_is_not_on_the_path_is_reported_as_missing(tmp_path: Path
 def test_a_program_on_the_path_is_asked_for_its_version(tmp_path: Path) -> None:
     _script(tmp_path / "redis-server", "echo Redis server v=7.0.15; echo more")
     assert program("redis-server", "clusters", str(tmp_path)) == (
-        Check("redis-server", "ok", "Redis server v=7.0.15")
+        DoctorFinding("redis-server", "ok", "Redis server v=7.0.15")
     )
 
 
@@ -147,14 +151,18 @@ def test_a_gl_back_end_that_fails_is_not_required() -> None:
 @pytest.mark.parametrize(
     ("answer", "status", "found"),
     [
-        (Answer(INFO + "0.4\n0.1"), "ok", "works, 4 times as fast as fp32"),
-        (Answer(INFO + "0.1\n0.2"), "optional", "works, 0.5 times as fast as fp32"),
-        (Answer(INFO + "0.1", "dies with SIGILL"), "optional", "dies with SIGILL"),
-        (Answer(INFO + "0.1", "gives no answer in 12 s"), "optional", "gives no answer in 12 s"),
+        (ProbeResult(INFO + "0.4\n0.1"), "ok", "works, 4 times as fast as fp32"),
+        (ProbeResult(INFO + "0.1\n0.2"), "optional", "works, 0.5 times as fast as fp32"),
+        (ProbeResult(INFO + "0.1", "dies with SIGILL"), "optional", "dies with SIGILL"),
+        (
+            ProbeResult(INFO + "0.1", "gives no answer in 12 s"),
+            "optional",
+            "gives no answer in 12 s",
+        ),
     ],
 )
 def test_bf16_is_ok_only_where_it_works_and_pays(
-    answer: Answer, status: module.Status, found: str
+    answer: ProbeResult, status: module.FindingStatus, found: str
 ) -> None:
     threads, _, bf16 = torch_back_ends(answer)
     assert (threads.status, threads.found) == ("ok", "2")
@@ -174,25 +182,25 @@ def test_a_bf16_that_kills_its_process_leaves_the_report_whole() -> None:
 
 
 def test_a_torch_that_does_not_import_is_broken() -> None:
-    (check,) = torch_back_ends(Answer("", "dies with SIGSEGV"))
+    (check,) = torch_back_ends(ProbeResult("", "dies with SIGSEGV"))
     assert (check.status, check.found) == ("broken", "the import dies with SIGSEGV")
 
 
 def test_cuda_is_reported_by_the_name_of_the_gpu_and_never_required() -> None:
-    assert cuda("12.8", "H100") == Check("CUDA", "ok", "H100, CUDA 12.8")
+    assert cuda("12.8", "H100") == DoctorFinding("CUDA", "ok", "H100, CUDA 12.8")
     assert cuda("12.8", None).status == cuda(None, None).status == "optional"
 
 
 @pytest.mark.parametrize(
     ("answer", "status"),
     [
-        (Answer(" ".join(module.D4RL_IDS)), "ok"),
-        (Answer("CartPole-v1 d4rl/Hopper-v2"), "missing"),
-        (Answer("", "fails: ImportError"), "broken"),
+        (ProbeResult(" ".join(module.D4RL_IDS)), "ok"),
+        (ProbeResult("CartPole-v1 d4rl/Hopper-v2"), "missing"),
+        (ProbeResult("", "fails: ImportError"), "broken"),
     ],
 )
 def test_the_three_d4rl_environments_must_be_registered(
-    answer: Answer, status: module.Status, monkeypatch: pytest.MonkeyPatch
+    answer: ProbeResult, status: module.FindingStatus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "probe", lambda code, environ: answer)
     assert d4rl_environments({}).status == status
@@ -230,10 +238,10 @@ def test_the_doctor_reports_a_missing_redis_and_still_ends_as_the_rest_deserves(
 
 @pytest.mark.parametrize(("status", "code"), [("ok", 0), ("missing", 1)])
 def test_the_table_shows_each_check_and_the_exit_code_follows(
-    status: module.Status, code: int, monkeypatch: pytest.MonkeyPatch
+    status: module.FindingStatus, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one(environ: object) -> dict[str, Callable[[], Sequence[Check]]]:
-        return {"thing": lambda: [Check("thing", status, "[1.0]", "do [it]")]}
+    def one(environ: object) -> dict[str, Callable[[], Sequence[DoctorFinding]]]:
+        return {"thing": lambda: [DoctorFinding("thing", status, "[1.0]", "do [it]")]}
 
     monkeypatch.setattr(module, "all_checks", one)
     result = CliRunner().invoke(app, [])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import typer
 
-from m3pc.types import AppendKey, Status
+from m3pc.types import AckStatus, AppendKey
 from replay.format.payload import encode
 from replay.store.store import Store
 from replay.writing.writer import Writer
@@ -287,7 +287,7 @@ def test_drop_of_segments_frees_them_and_keeps_their_numbers_used(
     assert replay("verify", live).code == 0
     with Writer(live, header()) as writer:
         first = next(iter(EPISODES))
-        assert writer.append(first, encode(EPISODES[first])).status is Status.DUPLICATE
+        assert writer.append(first, encode(EPISODES[first])).status is AckStatus.DUPLICATE
 
 
 def test_a_drop_from_a_store_that_was_killed_repairs_it_too(replay: Replay, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from m3pc.model.weights import to_bytes
-from m3pc.robot_client import Planner, RefusedError
-from m3pc.serving.server import Order, _listen, _socket
+from m3pc.robot_client import RefusedError, RobotClient
+from m3pc.serving.server import ServeConfig, _listen, _socket
 from m3pc.serving.weights_follower import PublishedVersions
 from m3pc.types import InputError, Version
 from replay.store.store import Store
@@ -44,7 +44,7 @@ def token(tmp_path: Path) -> Path:
     return tmp_path / "token"
 
 
-def walk(planner: Planner, steps: int, **terms: Any) -> Any:
+def walk(planner: RobotClient, steps: int, **terms: Any) -> Any:
     """A session after so many steps, each of which brought 1."""
     session = planner.session(**terms)
     for step in range(steps):
@@ -58,7 +58,7 @@ def test_a_token_is_made_for_its_owner_and_asked_for(path: Path, token: Path) ->
         assert served.planner().weights()["version"] == "0-7"
         for other in (None, "wrong"):
             with (
-                Planner(served.address, other, timeout=PATIENCE) as planner,
+                RobotClient(served.address, other, timeout=PATIENCE) as planner,
                 pytest.raises(RefusedError) as refused,
             ):
                 planner.weights()
@@ -288,7 +288,7 @@ def test_bytes_that_are_no_request_hurt_nobody(running: Outside, kind: str) -> N
 
 def test_nothing_is_accepted_before_there_is_an_answer() -> None:
     """The port is taken from the start, so that nobody else gets it."""
-    order = Order(path=Path(), port=0)
+    order = ServeConfig(path=Path(), port=0)
     with _socket(order) as own:
         port = own.getsockname()[1]
         assert not _listens(port)
@@ -299,7 +299,7 @@ def test_nothing_is_accepted_before_there_is_an_answer() -> None:
 
 
 def test_who_began_to_listen_meanwhile_is_told_of() -> None:
-    order = Order(path=Path(), port=0)
+    order = ServeConfig(path=Path(), port=0)
     with _socket(order) as own, socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(own.getsockname())
@@ -310,7 +310,7 @@ def test_who_began_to_listen_meanwhile_is_told_of() -> None:
 
 def test_small_answers_leave_at_once() -> None:
     """A listening socket must say that it is TCP, or each answer waits for the client's next."""
-    with _socket(Order(path=Path(), port=0)) as found:
+    with _socket(ServeConfig(path=Path(), port=0)) as found:
         assert found.proto == socket.IPPROTO_TCP
 
 

@@ -14,12 +14,14 @@ import pytest
 
 from m3pc.coordinator import rules
 from m3pc.coordinator.generations import GENERATION_BITS, next_generation
-from m3pc.coordinator.records import Slot, Track
-from m3pc.types import Coordinator, Floor, InputError, Lease, Published, Version
+from m3pc.coordinator.records import PointerRecord, SlotRecord
+from m3pc.types import Coordinator, InputError, Lease, Published, RecoveredState, Version
 from tests.support.servers.coordinators import Place, pointer
 
 OK, STALE, FENCED = Published.OK, Published.STALE, Published.FENCED
-SECOND = 1 << Slot.bits  # incarnations and fencing numbers after the first loss are above this
+SECOND = (
+    1 << SlotRecord.bits
+)  # incarnations and fencing numbers after the first loss are above this
 LAST_GENERATION = (1 << GENERATION_BITS) - 1
 
 
@@ -306,7 +308,7 @@ def test_of_those_who_ask_for_a_free_lease_one_gets_it(place: Place) -> None:
 
 # Losses
 
-LEAST = Floor(
+LEAST = RecoveredState(
     incarnations={0: 1},
     epochs={"weights": 2},
     pointers={"weights": pointer(1, 5)},
@@ -377,7 +379,7 @@ def test_a_client_that_remembers_more_than_the_rebuilt_raises_it(place: Place) -
     client.publish("weights", pointer(2, 7))
     place.lose()
     stranger = place.client(
-        floor=lambda: Floor(incarnations={0: 1}, pointers={"weights": pointer(2, 6)})
+        floor=lambda: RecoveredState(incarnations={0: 1}, pointers={"weights": pointer(2, 6)})
     )
     assert stranger.read("weights") == pointer(2, 6)
     assert stranger.heartbeat(0, 1)
@@ -427,7 +429,7 @@ def test_numbers_grow_even_if_the_generations_were_removed_too(place: Place) -> 
     for path in place.generations.iterdir():
         path.unlink()
     place.lose()
-    disk = Floor(incarnations={7: 1})
+    disk = RecoveredState(incarnations={7: 1})
     assert place.client(floor=lambda: disk).register(0) == SECOND + 1
     place.lose()
     assert place.client(floor=lambda: disk).register(0) == 2 * SECOND + 1
@@ -448,8 +450,8 @@ def test_after_any_loss_a_version_fits_an_int64_and_stays_the_newest(place: Plac
 
 
 def test_numbers_never_run_into_those_of_the_next_generation() -> None:
-    last = (1 << Track.bits) - 1
-    track, epoch = rules.new_epoch(Track(epoch=last - 1), base=0)
+    last = (1 << PointerRecord.bits) - 1
+    track, epoch = rules.new_epoch(PointerRecord(epoch=last - 1), base=0)
     assert epoch == last
     with pytest.raises(InputError, match="all given out"):
         rules.new_epoch(track, base=0)
@@ -457,7 +459,7 @@ def test_numbers_never_run_into_those_of_the_next_generation() -> None:
 
 
 def test_an_error_of_the_floor_is_not_hidden(place: Place) -> None:
-    def broken() -> Floor:
+    def broken() -> RecoveredState:
         raise InputError("the manifest is damaged")
 
     with pytest.raises(InputError, match="manifest"):

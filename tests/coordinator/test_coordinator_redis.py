@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from m3pc.coordinator import connect, coordinator
-from m3pc.coordinator.coordinator import Keeper
-from m3pc.coordinator.records import KINDS, Slot
-from m3pc.coordinator.redis import RedisTable, Server
-from m3pc.coordinator.table import Contents, Deadline
-from m3pc.types import Coordinator, CoordinatorUnavailableError, Floor, Lease, Published
+from m3pc.coordinator.coordinator import TableCoordinator
+from m3pc.coordinator.records import KINDS, SlotRecord
+from m3pc.coordinator.redis import RedisAddress, RedisTable
+from m3pc.coordinator.table import Deadline, TableContents
+from m3pc.types import Coordinator, CoordinatorUnavailableError, Lease, Published, RecoveredState
 from tests.support.servers.coordinators import InRedis, pointer
 from tests.support.servers.redis_server import PASSWORD, USER, RedisServer
 
@@ -204,7 +204,7 @@ def test_a_server_that_was_killed_and_came_back_empty_loses_nothing(own: InRedis
         assert story.client.read("weights") == pointer(story.epoch, 1)
         assert story.client.renew(story.lease) == story.lease
         assert own.client().heartbeat(0, story.incarnation)
-    assert own.client().register(0) == (2 << Slot.bits) + 1
+    assert own.client().register(0) == (2 << SlotRecord.bits) + 1
 
 
 def test_a_server_that_is_down_is_a_typed_error_and_then_works_again(own: InRedis) -> None:
@@ -219,7 +219,7 @@ def test_a_server_that_is_down_is_a_typed_error_and_then_works_again(own: InRedi
         assert PASSWORD not in message
         assert caught.value.__cause__ is None
     own.server.start()
-    assert client.register(0) == (1 << Slot.bits) + 1
+    assert client.register(0) == (1 << SlotRecord.bits) + 1
 
 
 def test_a_server_that_hangs_is_left_at_the_deadline(own: InRedis) -> None:
@@ -297,7 +297,7 @@ def test_who_comes_late_rebuilds_nothing(table: RedisTable) -> None:
 def test_a_rebuild_that_took_too_long_changes_nothing(table: RedisTable, place: InRedis) -> None:
     marker = table.look("slots", None, Deadline(5)).marker
 
-    def slow(left: Contents, now: int) -> tuple[str, Contents]:
+    def slow(left: TableContents, now: int) -> tuple[str, TableContents]:
         assert list(left["slots"]) == ["0"]
         with place.server.admin() as admin:
             admin.set(place.key("marker"), "another client's")
@@ -346,7 +346,7 @@ def test_a_wrong_password_is_a_typed_error_without_it(
 
 def test_the_password_is_in_no_text_of_ours(place: InRedis) -> None:
     client = place.client()
-    server = Server(host="a", port=1, user="b", password=PASSWORD)
+    server = RedisAddress(host="a", port=1, user="b", password=PASSWORD)
     assert PASSWORD not in f"{client!r} {client} {server!r} {server}"
 
 
@@ -425,7 +425,7 @@ def test_garbage_is_noticed_and_no_number_goes_back(
 ) -> None:
     rng, generations = random.Random(kind), itertools.count(1)
     monkeypatch.setattr(coordinator, "next_generation", lambda *_: next(generations))  # no disk
-    disk = Floor(incarnations={0: 1}, pointers={"weights": pointer(1, 0)})
+    disk = RecoveredState(incarnations={0: 1}, pointers={"weights": pointer(1, 0)})
     last = Story(place.client(floor=lambda: disk)).numbers()
     table = RedisTable(place.server.address, prefix=place.prefix)
     key, name = place.key(kind), {"slots": "0", "leases": "run", "pointers": "weights"}.get(kind)
@@ -437,7 +437,7 @@ def test_garbage_is_noticed_and_no_number_goes_back(
                 admin.hset(key, name, bad)
             else:
                 admin.set(key, bad)
-            client = Keeper(table, generations=place.generations, floor=lambda: disk)
+            client = TableCoordinator(table, generations=place.generations, floor=lambda: disk)
             found = client.read("weights")
             assert found == pointer(1, 0)
             [member] = client.members()

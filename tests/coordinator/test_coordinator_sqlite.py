@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from m3pc.coordinator import connect
-from m3pc.coordinator.coordinator import Keeper
-from m3pc.coordinator.records import Slot
+from m3pc.coordinator.coordinator import TableCoordinator
+from m3pc.coordinator.records import SlotRecord
 from m3pc.coordinator.sqlite import SqliteTable
 from m3pc.coordinator.table import ticked
-from m3pc.types import CoordinatorUnavailableError, Floor, InputError
+from m3pc.types import CoordinatorUnavailableError, InputError, RecoveredState
 from tests.support.servers.coordinators import InFile, pointer
 
-SECOND = 1 << Slot.bits
-DISK = Floor(incarnations={0: 1}, pointers={"weights": pointer(1, 0)})
+SECOND = 1 << SlotRecord.bits
+DISK = RecoveredState(incarnations={0: 1}, pointers={"weights": pointer(1, 0)})
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_everything_is_there_after_all_processes_ended(place: InFile) -> None:
 
 def test_writes_are_synced_to_the_disk_and_the_file_is_for_its_owner(tmp_path: Path) -> None:
     table = SqliteTable(tmp_path / "a")
-    client = Keeper(table, generations=tmp_path / "g")
+    client = TableCoordinator(table, generations=tmp_path / "g")
     client.register(0)
     assert table._connection is not None
     [[mode]], [[synchronous]] = (

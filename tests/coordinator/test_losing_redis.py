@@ -5,7 +5,15 @@ from pathlib import Path
 
 from m3pc.core.files import sha256
 from m3pc.online.recovery import WEIGHTS, disk_floor, weights_path
-from m3pc.types import AppendKey, Coordinator, Floor, Pointer, Published, Status, Version
+from m3pc.types import (
+    AckStatus,
+    AppendKey,
+    Coordinator,
+    Pointer,
+    Published,
+    RecoveredState,
+    Version,
+)
 from replay.format.payload import encode
 from replay.store.store import Store
 from replay.writing.writer import Writer
@@ -28,11 +36,11 @@ def publish(run: Path, coordinator: Coordinator, version: Version) -> Pointer:
     return pointer
 
 
-def append(writer: Writer, slot: int, incarnation: int, sequence: int) -> Status:
+def append(writer: Writer, slot: int, incarnation: int, sequence: int) -> AckStatus:
     return writer.append(AppendKey(slot, incarnation, sequence), encode(episode(sequence))).status
 
 
-def floor_of(run: Path) -> Callable[[], Floor]:
+def floor_of(run: Path) -> Callable[[], RecoveredState]:
     return lambda: disk_floor(run)
 
 
@@ -47,9 +55,9 @@ def test_what_the_disk_knows_is_all_that_a_new_coordinator_needs(
     epoch = before.new_epoch(WEIGHTS)
     with open_writer(run / "replay") as writer:
         for sequence in range(3):
-            assert append(writer, 0, first[0], sequence) is Status.DURABLE
+            assert append(writer, 0, first[0], sequence) is AckStatus.DURABLE
         writer.roll()
-        assert append(writer, 1, first[1], 0) is Status.DURABLE
+        assert append(writer, 1, first[1], 0) is AckStatus.DURABLE
         published = publish(run, before, Version(epoch=epoch, number=41))
         before.close()
         place.lose()
@@ -58,8 +66,8 @@ def test_what_the_disk_knows_is_all_that_a_new_coordinator_needs(
         assert after.read(WEIGHTS) == published
         second = [after.register(slot) for slot in (0, 1)]
         assert second[0] > first[0] and second[1] > first[1]
-        assert append(writer, 0, second[0], 0) is Status.DURABLE
-        assert append(writer, 0, first[0], 3) is Status.FENCED
+        assert append(writer, 0, second[0], 0) is AckStatus.DURABLE
+        assert append(writer, 0, first[0], 3) is AckStatus.FENCED
         assert after.new_epoch(WEIGHTS) > epoch
         stale = publish_status(after, published, number=99)
         assert stale is Published.FENCED
@@ -86,7 +94,7 @@ def test_a_fleet_lives_through_a_loss(place: Place, tmp_path: Path) -> None:
     versions: list[Version] = []
     with open_writer(run / "replay") as writer:
         for number in range(10):
-            assert append(writer, 7, mine, number) is Status.DURABLE
+            assert append(writer, 7, mine, number) is AckStatus.DURABLE
             publish(run, learner, Version(epoch=epoch, number=number))
             place.lose()
             assert actor.heartbeat(7, mine)
@@ -98,11 +106,11 @@ def test_a_fleet_lives_through_a_loss(place: Place, tmp_path: Path) -> None:
 
 
 def test_the_disk_of_a_new_run_knows_nothing(tmp_path: Path) -> None:
-    assert disk_floor(tmp_path) == Floor()
+    assert disk_floor(tmp_path) == RecoveredState()
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "notes.safetensors").write_bytes(b"mine")
     with open_writer(tmp_path / "replay"):
-        assert disk_floor(tmp_path) == Floor()
+        assert disk_floor(tmp_path) == RecoveredState()
 
 
 def test_the_newest_weights_are_those_of_the_highest_version(tmp_path: Path) -> None:

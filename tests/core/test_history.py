@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from m3pc.core.history import Histories, subgoals
+from m3pc.core.history import HistoryBuffer, subgoals
 from m3pc.types import Floats, InputError
 
 # Step: position of the current state, states, actions. The state at step t is t + 1, the action
@@ -36,12 +36,12 @@ def table(first: int, rows: int) -> Floats:
     return np.arange(first, first + rows, dtype=np.float32)[:, None]
 
 
-def histories(slots: int = 1, *, window: int = 8, horizon: int = 4) -> Histories:
-    return Histories(slots, window=window, horizon=horizon, state_size=1, action_size=1)
+def histories(slots: int = 1, *, window: int = 8, horizon: int = 4) -> HistoryBuffer:
+    return HistoryBuffer(slots, window=window, horizon=horizon, state_size=1, action_size=1)
 
 
 def play(
-    past: Histories, slot: int, steps: int, *, seed: int = 0, waypoints: Floats | None = None
+    past: HistoryBuffer, slot: int, steps: int, *, seed: int = 0, waypoints: Floats | None = None
 ) -> None:
     past.begin(slot, one(1), seed, waypoints)
     for step in range(steps):

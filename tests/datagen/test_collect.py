@@ -13,7 +13,7 @@ from m3pc.core.files import sha256
 from m3pc.datagen.collect import collect
 from m3pc.datagen.policies.networks import Linear, TanhGaussian
 from m3pc.datagen.regenerate import load_policy, regenerate
-from m3pc.datasets.sandbox import Limits
+from m3pc.datasets.sandbox import SandboxLimits
 from m3pc.types import InputError
 from tests.support.episodes.shared_data import shared_file
 
@@ -69,7 +69,7 @@ def test_a_policy_file_for_another_robot_is_refused(tmp_path: Path) -> None:
             steps=10,
             seed=0,
             env_id="d4rl/Walker2d-v2",
-            limits=Limits(),
+            limits=SandboxLimits(),
             on_progress=lambda progress: None,
         )
     assert list(tmp_path.iterdir()) == []
@@ -80,7 +80,7 @@ def test_the_stored_policy_gives_the_recorded_log_probabilities() -> None:
     import h5py
 
     path = shared_file("d4rl/hopper_medium-v2.hdf5")
-    policy = load_policy(path, Limits())
+    policy = load_policy(path, SandboxLimits())
     assert isinstance(policy, TanhGaussian)
     with h5py.File(path) as file:
         states, actions = file["observations"][()], file["actions"][()]
@@ -111,11 +111,11 @@ def test_another_kind_of_network_is_refused(field: str, tmp_path: Path) -> None:
         del file[f"metadata/policy/{field}"]
         file[f"metadata/policy/{field}"] = np.bytes_("other")
     with pytest.raises(InputError, match=field):
-        load_policy(path, Limits())
+        load_policy(path, SandboxLimits())
 
 
 def test_a_dope_checkpoint_is_read_too() -> None:
-    policy = load_policy(shared_file("dope/walker_online_3.npz"), Limits())
+    policy = load_policy(shared_file("dope/walker_online_3.npz"), SandboxLimits())
     assert isinstance(policy, TanhGaussian)
     assert [layer.weight.shape for layer in policy.hidden] == [(256, 17), (256, 256)]
     assert policy.mean.bias.shape == policy.log_std.bias.shape == (6,)
@@ -145,7 +145,7 @@ def test_several_policies_take_turns_and_are_named(tmp_path: Path) -> None:
         steps=700,
         seed=0,
         env_id="Pendulum-v1",
-        limits=Limits(),
+        limits=SandboxLimits(),
         on_progress=lambda progress: None,
         also=files[1:],
         still=True,
@@ -168,7 +168,7 @@ def test_each_of_several_policies_has_to_fit(tmp_path: Path) -> None:
             steps=10,
             seed=0,
             env_id="Pendulum-v1",
-            limits=Limits(),
+            limits=SandboxLimits(),
             on_progress=lambda progress: None,
             also=[wide],
         )
@@ -184,7 +184,7 @@ def test_a_regenerated_set_has_the_recorded_mean_return(robot: str, tmp_path: Pa
         steps=200_000,
         seed=0,
         env_id=None,
-        limits=Limits(),
+        limits=SandboxLimits(),
         on_progress=lambda progress: None,
         workers=len(os.sched_getaffinity(0)),
     )

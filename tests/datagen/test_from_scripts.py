@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from m3pc.datagen.collect import played
-from m3pc.datagen.from_scripts import Order, demonstrate, tally
-from m3pc.datagen.policies.networks import Adapted, Linear, Regression
+from m3pc.datagen.from_scripts import ScriptedDataRequest, demonstrate, tally
+from m3pc.datagen.policies.networks import AdaptedPolicy, Linear, RegressionPolicy
 from m3pc.datagen.policies.scripted import CASTS
 from m3pc.datagen.regenerate import columns
 from m3pc.types import Floats, InputError
@@ -66,7 +66,7 @@ def test_each_role_is_counted_by_itself() -> None:
 @needs_robosuite
 def test_one_process_and_two_make_the_same_bytes(tmp_path: Path) -> None:
     orders = [
-        Order(
+        ScriptedDataRequest(
             env_id=LIFT,
             out=tmp_path / f"{workers}",
             quality="good",
@@ -86,7 +86,7 @@ def test_one_process_and_two_make_the_same_bytes(tmp_path: Path) -> None:
 
 @needs_robosuite
 def test_noise_and_pushes_that_are_asked_for_are_every_roles(tmp_path: Path) -> None:
-    order = Order(
+    order = ScriptedDataRequest(
         env_id=LIFT,
         out=tmp_path / "set",
         quality="good",
@@ -184,10 +184,10 @@ def test_a_regression_gives_its_last_layer_within_the_bounds() -> None:
     """Hidden: relu(2 s0, -s1); action: their sum and their difference, clipped."""
     one = Linear(weight=np.array([[2, 0], [0, -1]], np.float32), bias=np.zeros(2, np.float32))
     top = Linear(weight=np.array([[1, 1], [1, -1]], np.float32), bias=np.zeros(2, np.float32))
-    policy = Regression(hidden=(one,), mean=top)
+    policy = RegressionPolicy(hidden=(one,), mean=top)
     assert policy.act(np.array([0.25, 1.0], np.float32), None).tolist() == [0.5, 0.5]
     assert policy.act(np.array([0.25, -2.0], np.float32), None).tolist() == [1.0, -1.0]
-    swapped = Adapted(policy=policy, columns=(1, 0), noise=0.1)
+    swapped = AdaptedPolicy(policy=policy, columns=(1, 0), noise=0.1)
     assert swapped.act(np.array([1.0, 0.25], np.float32), None).tolist() == [0.5, 0.5]
     rng = np.random.default_rng(0)
     noisy = np.stack([swapped.act(np.array([1.0, 0.25], np.float32), rng) for _ in range(400)])

@@ -13,14 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.sac import SAC, Ring, Settings, forward_actor, forward_critics, squash
+from learner.sac import SAC, Ring, SACConfig, forward_actor, forward_critics, squash
 from m3pc.datagen.collect import collect
 from m3pc.datagen.from_training import thin
 from m3pc.datagen.policies.networks import Linear, TanhGaussian
-from m3pc.datagen.sac_training import Training, stated_return, train
+from m3pc.datagen.sac_training import SACTraining, stated_return, train
 from m3pc.types import Episode, Floats, InputError
 
-TINY = Settings(hidden=(64, 64), batch=64, capacity=20_000)
+TINY = SACConfig(hidden=(64, 64), batch=64, capacity=20_000)
 
 
 def episode(length: int, *, terminated: bool = False, first: float = 0.0) -> Episode:
@@ -58,7 +58,7 @@ def test_truncation_bootstraps_and_termination_does_not(terminated: bool, expect
     """One state, reward 1, discount 1/2: 1 if it ends there, 1 + 1/2 + 1/4 + ... = 2 if not."""
     here = episode(1, terminated=terminated)
     here.states[:] = 0
-    settings = Settings(
+    settings = SACConfig(
         hidden=(16, 16),
         batch=32,
         discount=0.5,
@@ -94,7 +94,7 @@ def test_the_ring_takes_an_episode_longer_than_itself() -> None:
 
 
 def test_the_exported_policy_acts_like_the_actor() -> None:
-    sac = SAC(3, 2, Settings(hidden=(32, 16), batch=64, capacity=64), seed=0)
+    sac = SAC(3, 2, SACConfig(hidden=(32, 16), batch=64, capacity=64), seed=0)
     *hidden, mean, log_std = (Linear(weight=w, bias=b) for w, b in sac.layers())
     policy = TanhGaussian(hidden=tuple(hidden), mean=mean, log_std=log_std)
     states = normal(64, 3)
@@ -108,7 +108,7 @@ def test_the_exported_policy_acts_like_the_actor() -> None:
         np.testing.assert_allclose(policy.act(state, np.random.default_rng(7)), drawn, atol=1e-5)
 
 
-def short_training() -> Training:
+def short_training() -> SACTraining:
     return train(
         "Pendulum-v1",
         target_return=0.0,
@@ -121,7 +121,7 @@ def short_training() -> Training:
     )
 
 
-def digest(training: Training) -> str:
+def digest(training: SACTraining) -> str:
     """Of every number in the episodes, the curve and the policy."""
     sha = hashlib.sha256(repr(training.curve).encode())
     policy = training.policy

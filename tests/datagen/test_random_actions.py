@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from m3pc.datagen.policies.random_hold import Babble, Babbler
+from m3pc.datagen.policies.random_hold import RandomHoldPolicy, RandomHoldSchedule
 from m3pc.datagen.random_actions import babble
 from m3pc.types import Floats
 from replay.store.store import Store
@@ -14,14 +14,17 @@ from tests.support.runs.commands import assert_one_sentence, invoke
 NOTHING = np.zeros(3, np.float32)
 
 
-def acted(player: Babbler, rng: np.random.Generator, steps: int) -> Floats:
+def acted(player: RandomHoldPolicy, rng: np.random.Generator, steps: int) -> Floats:
     return np.stack([player.act(NOTHING, rng) for _ in range(steps)])
 
 
 def test_an_action_is_held_for_a_while_and_then_another() -> None:
     rng = np.random.default_rng(0)
-    player = Babbler(
-        babble=Babble(actions=2, longest=64, noise=0.0), strength=0.5, held=10.0, action=np.zeros(2)
+    player = RandomHoldPolicy(
+        babble=RandomHoldSchedule(actions=2, longest=64, noise=0.0),
+        strength=0.5,
+        held=10.0,
+        action=np.zeros(2),
     )
     found = acted(player, rng, 10_000)
     changes = (np.diff(found, axis=0) != 0).all(axis=1).sum()
@@ -31,19 +34,26 @@ def test_an_action_is_held_for_a_while_and_then_another() -> None:
 
 def test_noise_comes_on_top_and_stays_within_the_bounds() -> None:
     rng = np.random.default_rng(0)
-    calm = Babbler(
-        babble=Babble(actions=1, longest=64), strength=0.0, held=64.0, action=np.zeros(1)
+    calm = RandomHoldPolicy(
+        babble=RandomHoldSchedule(actions=1, longest=64),
+        strength=0.0,
+        held=64.0,
+        action=np.zeros(1),
     )
     assert acted(calm, rng, 5_000).std() == pytest.approx(0.1, rel=0.05)
-    wild = Babbler(
-        babble=Babble(actions=1, longest=64, noise=3.0), strength=1.0, held=1.0, action=np.zeros(1)
+    wild = RandomHoldPolicy(
+        babble=RandomHoldSchedule(actions=1, longest=64, noise=3.0),
+        strength=1.0,
+        held=1.0,
+        action=np.zeros(1),
     )
     assert abs(acted(wild, rng, 100)).max() == 1.0
 
 
 def test_episodes_differ_in_strength_and_in_how_long_actions_are_held() -> None:
     players = [
-        Babble(actions=1, longest=64).player(0, np.random.default_rng(seed)) for seed in range(300)
+        RandomHoldSchedule(actions=1, longest=64).player(0, np.random.default_rng(seed))
+        for seed in range(300)
     ]
     strengths, held = (
         np.array([getattr(one, name) for one in players]) for name in ("strength", "held")
@@ -53,13 +63,15 @@ def test_episodes_differ_in_strength_and_in_how_long_actions_are_held() -> None:
 
 
 def test_no_episode_is_stronger_than_the_strongest() -> None:
-    babble = Babble(actions=1, longest=64, strongest=0.25)
+    babble = RandomHoldSchedule(actions=1, longest=64, strongest=0.25)
     strengths = [babble.player(0, np.random.default_rng(seed)).strength for seed in range(300)]
     assert min(strengths) < 0.02 and 0.24 < max(strengths) <= 0.25
 
 
 def test_an_episode_ends_after_so_many_steps() -> None:
-    player = Babble(actions=1, longest=64, patience=3).player(0, np.random.default_rng(0))
+    player = RandomHoldSchedule(actions=1, longest=64, patience=3).player(
+        0, np.random.default_rng(0)
+    )
     rng = np.random.default_rng(0)
     ends = []
     for _ in range(3):

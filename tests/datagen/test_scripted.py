@@ -21,9 +21,9 @@ from m3pc.datagen.policies.scripted import (
     OPEN,
     PLACE,
     STILL,
-    Aim,
-    Cast,
-    View,
+    ArmView,
+    EpisodeTargets,
+    ScriptSchedule,
     action,
     carry,
     fetch,
@@ -31,7 +31,7 @@ from m3pc.datagen.policies.scripted import (
 )
 from m3pc.types import Floats
 
-AIM = Aim(offset=np.zeros(3), target=np.array(BOX[0]), height=1.0)
+AIM = EpisodeTargets(offset=np.zeros(3), target=np.array(BOX[0]), height=1.0)
 SHOWN, HELD = 0.078, 0.045  # metres between open fingers, and between fingers that hold
 
 
@@ -41,8 +41,8 @@ def state(hand: tuple[float, ...], thing: tuple[float, ...], width: float = SHOW
     return np.array([*hand, *down, width / 2, -width / 2, *thing], np.float32)
 
 
-def view(hand: tuple[float, ...], thing: tuple[float, ...], width: float = SHOWN) -> View:
-    return View.of(state(hand, thing, width))
+def view(hand: tuple[float, ...], thing: tuple[float, ...], width: float = SHOWN) -> ArmView:
+    return ArmView.of(state(hand, thing, width))
 
 
 def test_beside_the_object_the_hand_goes_above_it_and_opens() -> None:
@@ -102,11 +102,11 @@ def test_a_tilted_hand_is_turned_back(sign: int) -> None:
     half = (math.pi + 0.1) / 2
     tilted = state((0.0, 0.0, 1.0), (0.0, 0.0, 0.82))
     tilted[3:7] = sign * np.array([math.sin(half), 0.0, 0.0, math.cos(half)])
-    assert View.of(tilted).tilt == pytest.approx([-0.1, 0.0, 0.0], abs=1e-6)
+    assert ArmView.of(tilted).tilt == pytest.approx([-0.1, 0.0, 0.0], abs=1e-6)
 
 
 def player(role: Any = LIFT, **changes: Any) -> Any:
-    cast = Cast(task=CUBE, roles=(replace(role, **changes),))
+    cast = ScriptSchedule(task=CUBE, roles=(replace(role, **changes),))
     return cast.player(0, np.random.default_rng(0))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from m3pc.datagen.importing import ingest
-from m3pc.datasets.source import Options
+from m3pc.datasets.source import ImportOptions
 from m3pc.types import InputError
 from tests.support.episodes.foreign_files import (
     PARTS,
@@ -197,7 +197,7 @@ def test_an_out_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("precious")
     with pytest.raises(InputError, match="cannot be made"):
-        ingest(str(path), file / "out", Options(), LIMITS, lambda progress: None)
+        ingest(str(path), file / "out", ImportOptions(), LIMITS, lambda progress: None)
     (tmp_path / ".out.partial").symlink_to(tmp_path)
     assert "cannot be made" in refusal(path, tmp_path / "out")
     assert file.read_text() == "precious"

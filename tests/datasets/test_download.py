@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 
-from m3pc.datasets.download import Entry, fetch, find, locate
+from m3pc.datasets.download import CatalogueEntry, fetch, find, locate
 from m3pc.types import InputError
 
 CONTENT = bytes(range(256)) * 1000
@@ -37,12 +37,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def entry() -> Iterator[Entry]:
+def entry() -> Iterator[CatalogueEntry]:
     Handler.cut, Handler.ranges, Handler.asked = None, True, []
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield Entry(
+        yield CatalogueEntry(
             id="d4rl:test-v0",
             url=f"http://127.0.0.1:{server.server_port}/file.hdf5",
             bytes=len(CONTENT),
@@ -55,13 +55,13 @@ def entry() -> Iterator[Entry]:
 def silent(progress: dict[str, int]) -> None: ...
 
 
-def test_a_file_is_fetched_once_and_then_found(entry: Entry, tmp_path: Path) -> None:
+def test_a_file_is_fetched_once_and_then_found(entry: CatalogueEntry, tmp_path: Path) -> None:
     assert fetch(entry, tmp_path, silent).read_bytes() == CONTENT
     assert fetch(entry, tmp_path, silent).read_bytes() == CONTENT
     assert Handler.asked == [None]
 
 
-def test_a_broken_download_is_continued(entry: Entry, tmp_path: Path) -> None:
+def test_a_broken_download_is_continued(entry: CatalogueEntry, tmp_path: Path) -> None:
     Handler.cut = 100_000
     with pytest.raises(InputError, match="100000 of 256000 bytes are kept"):
         fetch(entry, tmp_path, silent)
@@ -70,7 +70,7 @@ def test_a_broken_download_is_continued(entry: Entry, tmp_path: Path) -> None:
     assert Handler.asked == [None, "bytes=100000-"]
 
 
-def test_a_server_without_ranges_starts_anew(entry: Entry, tmp_path: Path) -> None:
+def test_a_server_without_ranges_starts_anew(entry: CatalogueEntry, tmp_path: Path) -> None:
     Handler.cut = 100_000
     with pytest.raises(InputError):
         fetch(entry, tmp_path, silent)
@@ -79,7 +79,7 @@ def test_a_server_without_ranges_starts_anew(entry: Entry, tmp_path: Path) -> No
 
 
 def test_a_download_that_only_lacks_its_name_is_not_fetched_again(
-    entry: Entry, tmp_path: Path
+    entry: CatalogueEntry, tmp_path: Path
 ) -> None:
     path = fetch(entry, tmp_path, silent)
     path.rename(path.with_suffix(".part"))
@@ -87,27 +87,29 @@ def test_a_download_that_only_lacks_its_name_is_not_fetched_again(
     assert Handler.asked == [None]
 
 
-def test_a_part_that_is_too_long_is_fetched_anew(entry: Entry, tmp_path: Path) -> None:
+def test_a_part_that_is_too_long_is_fetched_anew(entry: CatalogueEntry, tmp_path: Path) -> None:
     path = fetch(entry, tmp_path, silent)
     path.rename(path.with_suffix(".part")).write_bytes(CONTENT + b"x")
     assert fetch(entry, tmp_path, silent).read_bytes() == CONTENT
     assert Handler.asked == [None, None]
 
 
-def test_a_cache_that_cannot_be_made_is_one_sentence(entry: Entry, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_made_is_one_sentence(entry: CatalogueEntry, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="could not be fetched"):
         fetch(entry, tmp_path / "file", silent)
 
 
-def test_a_file_with_another_hash_is_removed(entry: Entry, tmp_path: Path) -> None:
-    wrong = Entry(id=entry.id, url=entry.url, bytes=entry.bytes, sha256="0" * 64)
+def test_a_file_with_another_hash_is_removed(entry: CatalogueEntry, tmp_path: Path) -> None:
+    wrong = CatalogueEntry(id=entry.id, url=entry.url, bytes=entry.bytes, sha256="0" * 64)
     with pytest.raises(InputError, match="expected 0000"):
         fetch(wrong, tmp_path, silent)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_file_in_the_cache_is_fetched_again(entry: Entry, tmp_path: Path) -> None:
+def test_a_damaged_file_in_the_cache_is_fetched_again(
+    entry: CatalogueEntry, tmp_path: Path
+) -> None:
     path = fetch(entry, tmp_path, silent)
     path.write_bytes(b"x" * len(CONTENT))
     assert fetch(entry, tmp_path, silent).read_bytes() == CONTENT
@@ -115,7 +117,7 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(entry: Entry, tmp_path: Pa
 
 
 def test_without_a_network_the_message_says_what_to_do(tmp_path: Path) -> None:
-    gone = Entry(id="d4rl:x", url="http://127.0.0.1:9/x", bytes=1, sha256="0" * 64)
+    gone = CatalogueEntry(id="d4rl:x", url="http://127.0.0.1:9/x", bytes=1, sha256="0" * 64)
     with pytest.raises(InputError, match="fetch the file by other means and give its path"):
         fetch(gone, tmp_path, silent)
 

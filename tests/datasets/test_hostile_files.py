@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from m3pc.datagen import convert
 from m3pc.datagen.importing import ingest
 from m3pc.datasets import behaviour
-from m3pc.datasets.source import Options
+from m3pc.datasets.source import ImportOptions
 from m3pc.model.device import bf16_works
 from m3pc.types import InputError
 from replay.store.store import Store
@@ -67,7 +67,7 @@ def test_no_module_that_came_with_a_file_is_loaded(
     marker = tmp_path / "marker"
     plant(tmp_path, marker, "h5py", "numpy", "pydantic", "pyarrow", "minari", "resource")
     monkeypatch.chdir(tmp_path)
-    ingest("good.hdf5", tmp_path / "out", Options(), LIMITS, lambda progress: None)
+    ingest("good.hdf5", tmp_path / "out", ImportOptions(), LIMITS, lambda progress: None)
     assert not marker.exists()
     assert path.exists()
 
@@ -106,7 +106,9 @@ def test_no_type_of_an_arrow_column_is_unpickled(tmp_path: Path) -> None:
     schema = batch.schema.set(place, pickled_type(marker))
     part.write_bytes(packed(pa.record_batch(columns, schema=schema), None))
     try:
-        ingest(str(folder), tmp_path / "out", Options(horizon=9), LIMITS, lambda progress: None)
+        ingest(
+            str(folder), tmp_path / "out", ImportOptions(horizon=9), LIMITS, lambda progress: None
+        )
     except InputError as error:
         assert "\n" not in str(error)
     assert not marker.exists()
@@ -363,5 +365,7 @@ def test_a_link_inside_a_folder_is_one_of_its_files(tmp_path: Path) -> None:
     place = folder / "data" / "main_data.hdf5"
     place.rename(folder / "data" / "blob")
     place.symlink_to("blob")
-    store = ingest(str(folder), tmp_path / "out", Options(horizon=9), LIMITS, lambda progress: None)
+    store = ingest(
+        str(folder), tmp_path / "out", ImportOptions(horizon=9), LIMITS, lambda progress: None
+    )
     assert store.totals.episodes == 1

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from m3pc.datagen.importing import ingest
 from m3pc.datasets.robomimic import KEYS
-from m3pc.datasets.sandbox import Limits
-from m3pc.datasets.source import Options
+from m3pc.datasets.sandbox import SandboxLimits
+from m3pc.datasets.source import ImportOptions
 from m3pc.types import Episode, InputError
 from replay.store.store import Store
 from tests.support.episodes.foreign_files import (
@@ -37,7 +37,7 @@ from tests.support.episodes.foreign_files import (
 )
 from tests.support.episodes.shared_data import ROOT, shared_file
 
-LIMITS = Limits(memory=2 << 30, seconds=60)
+LIMITS = SandboxLimits(memory=2 << 30, seconds=60)
 
 
 def bring(source: Path | str, out: Path, **options: Any) -> list[Episode]:
@@ -45,7 +45,7 @@ def bring(source: Path | str, out: Path, **options: Any) -> list[Episode]:
 
 
 def bring_store(source: Path | str, out: Path, **options: Any) -> Store:
-    return ingest(str(source), out, Options(**options), LIMITS, lambda progress: None)
+    return ingest(str(source), out, ImportOptions(**options), LIMITS, lambda progress: None)
 
 
 def same(found: Episode, **expected: NDArray[Any]) -> bool:
@@ -271,7 +271,7 @@ def test_a_pinned_hash_admits_that_file_and_no_other(tmp_path: Path) -> None:
         return ingest(
             str(path),
             tmp_path / name,
-            Options(),
+            ImportOptions(),
             LIMITS,
             lambda progress: None,
             expected_sha256=expected,

@@ -8,22 +8,22 @@ import h5py
 import numpy as np
 import pytest
 
-from m3pc.core.manipulation_tasks import CAN, CAN_LIMITED, LIFT, SQUARE, Task
+from m3pc.core.manipulation_tasks import CAN, CAN_LIMITED, LIFT, SQUARE, ManipulationTask
 from m3pc.datagen.importing import ingest
 from m3pc.datasets.env_args import EnvArgs
-from m3pc.datasets.sandbox import Limits
-from m3pc.datasets.source import Options
+from m3pc.datasets.sandbox import SandboxLimits
+from m3pc.datasets.source import ImportOptions
 from m3pc.types import Episode, InputError
 from replay.store.store import Store
 from tests.support.episodes.foreign_files import Columns, transitions, write_hdf5, write_robomimic
 from tests.support.episodes.shared_data import shared_file
 
-LIMITS = Limits(memory=2 << 30, seconds=60)
+LIMITS = SandboxLimits(memory=2 << 30, seconds=60)
 ARM_SIZES = {"robot0_eef_pos": 3, "robot0_eef_quat": 4, "robot0_gripper_qpos": 2}
 
 
 def bring(source: Path, out: Path, **options: Any) -> Store:
-    return ingest(str(source), out, Options(**options), LIMITS, lambda progress: None)
+    return ingest(str(source), out, ImportOptions(**options), LIMITS, lambda progress: None)
 
 
 def refusal(source: Path, out: Path, **options: Any) -> str:
@@ -33,7 +33,9 @@ def refusal(source: Path, out: Path, **options: Any) -> str:
     return str(caught.value)
 
 
-def demo(task: Task, length: int, *, reward_at: int | None = None, seed: int = 0) -> Columns:
+def demo(
+    task: ManipulationTask, length: int, *, reward_at: int | None = None, seed: int = 0
+) -> Columns:
     """Sizes and object of the task as robosuite 1.4 has them; a reward from that step on."""
     rng = np.random.default_rng(seed)
     walk = {name: rng.standard_normal((length + 1, size)) for name, size in ARM_SIZES.items()}
@@ -56,7 +58,7 @@ def demo(task: Task, length: int, *, reward_at: int | None = None, seed: int = 0
     }
 
 
-def one(task: Task, tmp_path: Path, change: Columns, **options: Any) -> Episode:
+def one(task: ManipulationTask, tmp_path: Path, change: Columns, **options: Any) -> Episode:
     """The episode of a demonstration of 8 steps that succeeds at step 5, if nothing is changed."""
     path = write_robomimic(tmp_path / "x.hdf5", [demo(task, 8, reward_at=5) | change], None)
     (episode,) = bring(path, tmp_path / "out", **options).episodes()
@@ -67,7 +69,7 @@ def one(task: Task, tmp_path: Path, change: Columns, **options: Any) -> Episode:
 
 
 @pytest.mark.parametrize("task", [LIFT, CAN, SQUARE], ids=lambda task: task.name)
-def test_sizes_tell_the_task_and_its_limit(task: Task, tmp_path: Path) -> None:
+def test_sizes_tell_the_task_and_its_limit(task: ManipulationTask, tmp_path: Path) -> None:
     path = write_robomimic(tmp_path / "x.hdf5", [demo(task, 8, reward_at=5)], None)
     header = bring(path, tmp_path / "out").header
     assert header.env == f"robosuite/{task.name}"
@@ -144,7 +146,7 @@ def env_args(version: str | None = "1.4.1", **changes: Any) -> str:
     return json.dumps(found | ({"env_version": version} if version else {}))
 
 
-def with_args(path: Path, text: str, task: Task = CAN) -> Path:
+def with_args(path: Path, text: str, task: ManipulationTask = CAN) -> Path:
     write_robomimic(path, [demo(task, 8, reward_at=5)], None)
     with h5py.File(path, "a") as file:
         file["data"].attrs["env_args"] = text
@@ -216,7 +218,7 @@ def test_env_args_may_be_a_text_of_one_size(tmp_path: Path) -> None:
     assert header.source["recorded by"] == "robosuite 1.4.1"
 
 
-OTHERS: dict[str, tuple[Task, str, str]] = {
+OTHERS: dict[str, tuple[ManipulationTask, str, str]] = {
     "a nut as a can": (SQUARE, "robosuite/PickPlaceCan", "the sizes of NutAssemblySquare"),
     "a cube as a can": (LIFT, "robosuite/CanLim", "the sizes of Lift"),
     "a can as a cube": (CAN, "robosuite/Lift", "the sizes of PickPlaceCan"),
@@ -266,7 +268,7 @@ def test_data_of_a_later_robosuite_are_refused(how: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("task", [CAN, SQUARE, LIFT], ids=lambda task: task.name)
-def test_a_later_layout_shows_without_a_version(task: Task, tmp_path: Path) -> None:
+def test_a_later_layout_shows_without_a_version(task: ManipulationTask, tmp_path: Path) -> None:
     found = demo(task, 8)
     for when in ("obs", "next_obs"):
         thing = found[f"{when}/object"]

@@ -9,7 +9,7 @@ import pytest
 
 from m3pc.datasets.hdf5 import open_hdf5
 from m3pc.datasets.robomimic import read_robomimic
-from m3pc.datasets.source import Options
+from m3pc.datasets.source import ImportOptions
 from tests.support.episodes.shared_data import shared_file
 
 if find_spec("robomimic") is None:
@@ -42,7 +42,7 @@ def test_our_reading_is_robomimics_own_up_to_success(name: str, subset: str) -> 
     path = shared_file(f"robomimic/{name}.hdf5")
     theirs = their_reading(path, subset)
     with open_hdf5(path) as file:
-        ours = list(read_robomimic(file, Options(subset=subset)).episodes)
+        ours = list(read_robomimic(file, ImportOptions(subset=subset)).episodes)
     assert len(ours) == theirs.n_demos
     order = sorted(range(theirs.n_demos), key=lambda i: int(theirs.demos[i][5:]))
     for found, index in zip(ours, order, strict=True):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from m3pc.datagen.importing import ingest
-from m3pc.datasets.sandbox import Limits, run_limited
-from m3pc.datasets.source import Options
+from m3pc.datasets.sandbox import SandboxLimits, run_limited
+from m3pc.datasets.source import ImportOptions
 from m3pc.types import InputError
 from replay.store.store import Store
 from tests.support.episodes.foreign_files import nothing_left, transitions, write_hdf5
@@ -29,7 +29,7 @@ def test_a_file_that_needs_more_than_the_memory_limit_is_refused(tmp_path: Path)
         for name in ("actions", "rewards", "terminals"):
             file.create_dataset(name, (10**8,), "f4", chunks=(1024,))
     assert path.stat().st_size < 1 << 16
-    limits = Limits(memory=512 << 20, seconds=60)
+    limits = SandboxLimits(memory=512 << 20, seconds=60)
     assert "needs more than 512 MiB; raise --memory-limit" in refusal(
         path, tmp_path / "out", limits
     )
@@ -60,7 +60,7 @@ def test_a_child_that_misbehaves_is_ended_and_refused(deed: str, tmp_path: Path)
         run_limited(
             "tests.support.children.unruly_child",
             job,
-            Limits(seconds=seconds),
+            SandboxLimits(seconds=seconds),
             lambda progress: None,
         )
     assert DEEDS[deed] in str(refused.value)
@@ -117,7 +117,7 @@ def test_a_killed_import_ends_whole_and_the_next_one_clears_up(tmp_path: Path) -
     wait_until(lambda: not alive(reader))  # it must not write on into what is now the next one's
     assert (stage / "half").read_text() == "written"
     assert not out.exists()
-    store = ingest(str(path), out, Options(), LIMITS, lambda progress: None)
+    store = ingest(str(path), out, ImportOptions(), LIMITS, lambda progress: None)
     assert store.totals == Store(out).totals
     assert sorted(p.name for p in tmp_path.iterdir()) == ["good.hdf5", "out", "pid"]
     assert sorted(p.name for p in out.iterdir()) == ["MANIFEST", "segments"]

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from m3pc.cli import app
-from m3pc.types import Status
+from m3pc.types import AckStatus
 from tests.support.episodes.episodes import header, numbered
 from tests.support.episodes.live_store import closed
 from tests.support.episodes.shared_data import ROOT
@@ -57,7 +57,7 @@ def test_an_episode_is_appended_as_the_readme_says(
     assert names["ack"].status in ("durable", "retry later")  # the second where a disk is full
     statuses = re.search(r"`ack.status` is (.*?);", README, re.DOTALL)
     assert statuses is not None
-    assert re.findall("`([a-z ]+)`", statuses[1]) == [*Status]
+    assert re.findall("`([a-z ]+)`", statuses[1]) == [*AckStatus]
 
 
 EXAMPLES = [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from m3pc.distributed.autoscaler import REST, WINDOW, Autoscaler, Bounds
+from m3pc.distributed.autoscaler import REST, WINDOW, ActorBounds, Autoscaler
 from m3pc.telemetry.catalogue import (
     ACTOR_BLOCKED,
     LEARNER_WAIT,
@@ -44,7 +44,7 @@ class Plant:
         record.observe(PLAN_SECONDS, TURN * busy * queued, "queue")
 
 
-def played(plant: Plant, actors: int, bounds: Bounds, seconds: int) -> list[int]:
+def played(plant: Plant, actors: int, bounds: ActorBounds, seconds: int) -> list[int]:
     """Numbers of actors, second by second."""
     autoscaler, found = Autoscaler(bounds), []
     for second in range(seconds):
@@ -62,41 +62,43 @@ def turns(counts: list[int]) -> int:
 
 
 def test_a_learner_that_waits_gets_more_actors_until_it_does_not() -> None:
-    counts = played(Plant(actor=10, planner=10_000, learner=100), 1, Bounds(least=1, most=64), 3600)
+    counts = played(
+        Plant(actor=10, planner=10_000, learner=100), 1, ActorBounds(least=1, most=64), 3600
+    )
     assert 8 <= counts[-1] <= 10  # 7.5 feed it for three quarters of its time
     assert turns(counts) == 0
 
 
 def test_actors_that_mostly_wait_for_the_learner_become_fewer() -> None:
     plant = Plant(actor=10, planner=10_000, learner=100)
-    counts = played(plant, 64, Bounds(least=1, most=64), 3600)
+    counts = played(plant, 64, ActorBounds(least=1, most=64), 3600)
     assert 10 <= counts[-1] <= 20
     assert turns(counts) == 0
 
 
 def test_a_planner_without_room_gets_no_more_actors() -> None:
     plant = Plant(actor=10, planner=40, learner=1000)
-    counts = played(plant, 4, Bounds(least=1, most=64), 3600)
+    counts = played(plant, 4, ActorBounds(least=1, most=64), 3600)
     assert set(counts) == {4}
 
 
 def test_a_long_queue_at_the_planner_means_fewer() -> None:
     plant = Plant(actor=10, planner=40, learner=1000)
-    counts = played(plant, 64, Bounds(least=1, most=64), 3600)
+    counts = played(plant, 64, ActorBounds(least=1, most=64), 3600)
     assert counts[-1] <= 12
     assert turns(counts) == 0
 
 
 def test_bounds_are_kept_and_entered_at_once() -> None:
     starving = Plant(actor=1, planner=10_000, learner=10_000)
-    assert played(starving, 2, Bounds(least=4, most=6), 600)[0] == 4
-    assert max(played(starving, 2, Bounds(least=4, most=6), 600)) == 6
+    assert played(starving, 2, ActorBounds(least=4, most=6), 600)[0] == 4
+    assert max(played(starving, 2, ActorBounds(least=4, most=6), 600)) == 6
     flooded = Plant(actor=1000, planner=10_000, learner=1)
-    assert min(played(flooded, 6, Bounds(least=3, most=6), 600)) == 3
+    assert min(played(flooded, 6, ActorBounds(least=3, most=6), 600)) == 3
 
 
 def test_nothing_is_decided_on_less_than_a_whole_window() -> None:
-    counts = played(Plant(actor=1, planner=100, learner=100), 1, Bounds(least=1, most=8), 200)
+    counts = played(Plant(actor=1, planner=100, learner=100), 1, ActorBounds(least=1, most=8), 200)
     changes = [at for at, pair in enumerate(pairwise(counts)) if len({*pair}) > 1]
     assert len(changes) >= 3
     assert changes[0] >= WINDOW - 2
@@ -104,7 +106,10 @@ def test_nothing_is_decided_on_less_than_a_whole_window() -> None:
 
 
 def test_while_an_actor_is_away_nothing_is_decided() -> None:
-    autoscaler, plant = Autoscaler(Bounds(least=1, most=8)), Plant(actor=1, planner=99, learner=99)
+    autoscaler, plant = (
+        Autoscaler(ActorBounds(least=1, most=8)),
+        Plant(actor=1, planner=99, learner=99),
+    )
     for second in range(300):
         plant.turn(2)
         snapshot = plant.recorder.snapshot()
@@ -113,7 +118,7 @@ def test_while_an_actor_is_away_nothing_is_decided() -> None:
 
 def test_a_number_that_was_too_high_rests() -> None:
     """Load that turns around every few minutes: whatever it does, changes are few."""
-    autoscaler, actors, counts = Autoscaler(Bounds(least=1, most=64)), 8, []
+    autoscaler, actors, counts = Autoscaler(ActorBounds(least=1, most=64)), 8, []
     recorder = Recorder()
     for second in range(7200):
         calm = (second // 60) % 2 == 0
@@ -136,7 +141,10 @@ def test_a_steady_load_never_makes_it_turn_around_twice(
     actor: float, planner: float, learner: float, first: int
 ) -> None:
     counts = played(
-        Plant(actor=actor, planner=planner, learner=learner), first, Bounds(least=1, most=64), 2400
+        Plant(actor=actor, planner=planner, learner=learner),
+        first,
+        ActorBounds(least=1, most=64),
+        2400,
     )
     assert turns(counts) <= 1
     assert len(set(counts[-300:])) == 1  # it has come to rest
@@ -145,7 +153,7 @@ def test_a_steady_load_never_makes_it_turn_around_twice(
 @pytest.mark.parametrize("lost", [0.0, 1.0])
 def test_totals_that_shrank_count_as_nothing(lost: float) -> None:
     """A driver that hears late of a process may see less than before."""
-    autoscaler, recorder = Autoscaler(Bounds(least=1, most=8)), Recorder()
+    autoscaler, recorder = Autoscaler(ActorBounds(least=1, most=8)), Recorder()
     recorder.add(LEARNER_WAIT, 1000.0, "limiter")
     autoscaler.look(0.0, recorder.snapshot(), actors=2, running=2)
     less = Recorder()

@@ -13,9 +13,9 @@ import ray
 import torch
 
 from learner.remote import LearnerActor
-from m3pc.distributed.endpoints import Place
-from m3pc.distributed.fleet import Fleet
-from m3pc.distributed.supervisor import Seat
+from m3pc.distributed.endpoints import RunEndpoints
+from m3pc.distributed.fleet import ProcessFleet
+from m3pc.distributed.supervisor import SupervisedProcess
 from m3pc.online.learner_loop import LearnerReport
 from tests.support.runs.small_online import appended, new_run
 from tests.support.servers.waiting import eventually
@@ -37,7 +37,7 @@ ONE_GPU, TWO_GPUS = gpus(1, ("cuda", 1, 0.5, 0.5)), gpus(2, ("cuda", 2, 1.0, 0.0
 @pytest.fixture(scope="module")
 def fleet(
     request: pytest.FixtureRequest, ray_cluster: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Fleet]:
+) -> Iterator[ProcessFleet]:
     """With a store that owes updates; the rest is to be started."""
     device, learners, of_learner, of_planner = request.param
     run = new_run(
@@ -50,13 +50,13 @@ def fleet(
         online__updates_per_step=0.5,
     )
     appended(run, 4)
-    found = Fleet(run, Place(run=run.path, id=run.facts.id, coordinator=""))
+    found = ProcessFleet(run, RunEndpoints(run=run.path, id=run.facts.id, coordinator=""))
     up(found.store)
     yield found
     found.end()
 
 
-def up(seat: Seat) -> Any:
+def up(seat: SupervisedProcess) -> Any:
     """Start it, wait for its first report; its handle."""
 
     def reported() -> bool:
@@ -92,13 +92,13 @@ def lives(pid: int) -> bool:
         return False
 
 
-def report(fleet: Fleet) -> LearnerReport:
+def report(fleet: ProcessFleet) -> LearnerReport:
     fleet.learner.look(time.monotonic())
     assert fleet.learnt is not None, fleet.learner.reason
     return fleet.learnt
 
 
-def caught_up(fleet: Fleet) -> LearnerReport:
+def caught_up(fleet: ProcessFleet) -> LearnerReport:
     """Once it has done some updates and waits for more to learn from."""
     up(fleet.learner)
     assert eventually(lambda: report(fleet).waiting or report(fleet).error, SECONDS)
@@ -108,7 +108,7 @@ def caught_up(fleet: Fleet) -> LearnerReport:
 
 @pytest.mark.ray
 @pytest.mark.parametrize("fleet", [CPU, ONE_GPU], indirect=True)
-def test_learners_and_planners_hold_gpus_and_actors_none(fleet: Fleet) -> None:
+def test_learners_and_planners_hold_gpus_and_actors_none(fleet: ProcessFleet) -> None:
     wanted = fleet.run.config.fleet
     learner, planner = up(fleet.learner), up(fleet.planners[0])
     held = {"CPU": 1.0, "GPU": wanted.learner_gpus}
@@ -125,7 +125,7 @@ def test_learners_and_planners_hold_gpus_and_actors_none(fleet: Fleet) -> None:
 @pytest.mark.ray
 @pytest.mark.parametrize("fleet", [CPU, TWO_GPUS], indirect=True)
 def test_a_mate_that_is_killed_ends_the_learner_and_both_come_back_at_their_checkpoint(
-    fleet: Fleet,
+    fleet: ProcessFleet,
 ) -> None:
     before = caught_up(fleet)
     assert before.updates >= 20
@@ -145,7 +145,7 @@ def test_a_mate_that_is_killed_ends_the_learner_and_both_come_back_at_their_chec
 
 @pytest.mark.ray
 @pytest.mark.parametrize("fleet", [CPU, TWO_GPUS], indirect=True)
-def test_mates_end_with_the_learner_that_made_them(fleet: Fleet) -> None:
+def test_mates_end_with_the_learner_that_made_them(fleet: ProcessFleet) -> None:
     caught_up(fleet)
     learner = fleet.learner.handle
     (mate,) = asked(learner, mates)

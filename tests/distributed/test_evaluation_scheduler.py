@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import ray
 
-from m3pc.distributed.evaluation_scheduler import ASK_SECONDS, HUNG, TRIES, Examiner
+from m3pc.distributed.evaluation_scheduler import ASK_SECONDS, HUNG, TRIES, EvaluationScheduler
 from m3pc.model.weights import from_bytes
 from m3pc.online.evaluation import Evaluated
 from m3pc.online.recovery import WEIGHTS, weights_path
@@ -63,7 +63,7 @@ class Desk:
     run: OnlineRun
     seat: Seat
     coordinator: Coordinator
-    examiner: Examiner
+    examiner: EvaluationScheduler
     log: RunLog
 
     def publish(self, number: int) -> None:
@@ -89,7 +89,7 @@ def desk(ray_cluster: None, tmp_path: Path) -> Iterator[Desk]:
     seat = Seat(handle=cast(Any, Evaluator).remote())
     with closing(coordinator(run)) as known, RunLog(run.path, done=0, unit="step") as log:
         known.new_epoch(WEIGHTS)
-        examiner = Examiner(run, cast(Any, seat), known)
+        examiner = EvaluationScheduler(run, cast(Any, seat), known)
         yield Desk(run, seat, known, examiner, log)
     ray.kill(seat.handle)
 
@@ -111,7 +111,7 @@ def test_a_run_that_goes_on_does_not_measure_again_what_it_has(desk: Desk) -> No
     desk.publish(5)
     desk.look(0)
     desk.look(120)
-    again = Examiner(desk.run, cast(Any, desk.seat), desk.coordinator)
+    again = EvaluationScheduler(desk.run, cast(Any, desk.seat), desk.coordinator)
     again.look(0.0, 150, desk.log)
     assert again._pending is None
 

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from m3pc.distributed.driver import check_machines
-from m3pc.distributed.endpoints import Place
+from m3pc.distributed.endpoints import RunEndpoints
 from m3pc.model import checkpoint
 from m3pc.online.delivery_audit import audit
 from m3pc.online.run_folder import open_run
@@ -365,11 +365,11 @@ def test_several_machines_do_not_meet_in_a_file(
     hosts = [("one", True), ("two", True), ("gone", False)]
     nodes = [{"NodeManagerHostname": host, "Alive": alive} for host, alive in hosts]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    check_machines(Place(run=tmp_path, id="x", coordinator="redis://127.0.0.1:1"))
+    check_machines(RunEndpoints(run=tmp_path, id="x", coordinator="redis://127.0.0.1:1"))
     with pytest.raises(InputError, match=r"2 machines \(one, two\), which cannot meet in a file"):
-        check_machines(Place(run=tmp_path, id="x", coordinator=""))
+        check_machines(RunEndpoints(run=tmp_path, id="x", coordinator=""))
     nodes[1]["Alive"] = False
-    check_machines(Place(run=tmp_path, id="x", coordinator=""))
+    check_machines(RunEndpoints(run=tmp_path, id="x", coordinator=""))
 
 
 def test_a_second_driver_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 from m3pc.distributed import supervisor as seats
-from m3pc.distributed.supervisor import RestartedSeat, Seat
+from m3pc.distributed.supervisor import RayRestartedProcess, SupervisedProcess
 from tests.support.servers.waiting import eventually
 
 pytestmark = pytest.mark.ray
@@ -29,20 +29,22 @@ class Part:
 
 
 @pytest.fixture
-def seat(ray_cluster: None, request: pytest.FixtureRequest) -> Iterator[Seat]:
+def seat(ray_cluster: None, request: pytest.FixtureRequest) -> Iterator[SupervisedProcess]:
     ways = iter([request.param, "works"])
-    found = Seat("part", lambda: cast(Any, Part).remote(next(ways)), patience=60.0)
+    found = SupervisedProcess("part", lambda: cast(Any, Part).remote(next(ways)), patience=60.0)
     yield found
     found.end()
 
 
-def looked(seat: Seat) -> Seat:
+def looked(seat: SupervisedProcess) -> SupervisedProcess:
     seat.look(time.monotonic())
     return seat
 
 
 @pytest.mark.parametrize("seat", ["hangs"], indirect=True)
-def test_one_that_does_not_start_is_made_again(seat: Seat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_does_not_start_is_made_again(
+    seat: SupervisedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(seats, "START_SECONDS", 1.0)
     assert eventually(lambda: looked(seat).restarts.count)
     assert "did not start within 1 s" in seat.reason
@@ -52,13 +54,13 @@ def test_one_that_does_not_start_is_made_again(seat: Seat, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("seat", ["fails"], indirect=True)
-def test_why_one_could_not_start_is_told_in_its_own_words(seat: Seat) -> None:
+def test_why_one_could_not_start_is_told_in_its_own_words(seat: SupervisedProcess) -> None:
     assert eventually(lambda: looked(seat).restarts.count)
     assert seat.reason.endswith("ValueError: give the same data")
 
 
 @pytest.mark.parametrize("seat", ["works"], indirect=True)
-def test_a_report_is_known_to_be_as_old_as_its_question(seat: Seat) -> None:
+def test_a_report_is_known_to_be_as_old_as_its_question(seat: SupervisedProcess) -> None:
     begin = time.monotonic()
     assert eventually(lambda: looked(seat).report)
     assert begin <= seat.as_of <= time.monotonic()
@@ -67,7 +69,7 @@ def test_a_report_is_known_to_be_as_old_as_its_question(seat: Seat) -> None:
 def test_one_that_fell_silent_does_not_work_until_its_successor_answers(ray_cluster: None) -> None:
     """Its node may be cut off, and there may never be another."""
     make = cast(Any, Part).options(max_restarts=-1).remote
-    seat = RestartedSeat("part", lambda: make("works"), patience=2.0)
+    seat = RayRestartedProcess("part", lambda: make("works"), patience=2.0)
     try:
         assert eventually(lambda: looked(seat).works and seat.home)
         assert seat.home is not None

@@ -19,7 +19,7 @@ from gymnasium.spaces import Box
 from gymnasium.utils.env_checker import check_env
 
 from m3pc.cli import doctor
-from m3pc.cli.doctor import Answer
+from m3pc.cli.doctor import ProbeResult
 from m3pc.core.env_ids import refuse_strangers
 from m3pc.core.manipulation_tasks import CONTROLLER, TASKS, key_part
 from m3pc.envs import engine, make, normalised_score, step_limit
@@ -261,9 +261,9 @@ def test_it_says_how_to_install_robosuite(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 ANSWERS = {
-    "works": (Answer("mujoco 3, robosuite 1.4.1\nrenders"), "ok", "robosuite 1.4.1, renders"),
-    "no pictures": (Answer("robosuite 1.4.1", "dies"), "optional", "no pictures: it dies"),
-    "not at all": (Answer("", "fails: no numba"), "optional", "fails: no numba"),
+    "works": (ProbeResult("mujoco 3, robosuite 1.4.1\nrenders"), "ok", "robosuite 1.4.1, renders"),
+    "no pictures": (ProbeResult("robosuite 1.4.1", "dies"), "optional", "no pictures: it dies"),
+    "not at all": (ProbeResult("", "fails: no numba"), "optional", "fails: no numba"),
 }
 
 
@@ -279,7 +279,9 @@ def test_the_doctor_tells_how_far_robosuite_comes(
 
 
 def test_the_doctor_does_not_need_robosuite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "package", lambda *given: doctor.Check("x", "optional", "missing"))
+    monkeypatch.setattr(
+        doctor, "package", lambda *given: doctor.DoctorFinding("x", "optional", "missing")
+    )
     assert doctor.robosuite({}).status == "optional"
     assert "m3pc[robosuite]" in doctor.robosuite({}).advice
 

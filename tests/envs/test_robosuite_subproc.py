@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from m3pc.envs import make_vector
-from m3pc.envs.subproc_vector import Hosts
+from m3pc.envs.subproc_vector import SubprocVectorEnv
 from m3pc.evaluation.episodes import Evaluation, evaluate
 from m3pc.evaluation.evaluate import together
 from m3pc.types import InputError
@@ -30,7 +30,7 @@ def test_environments_in_processes_give_what_they_give_in_one() -> None:
     seen = []
     both: tuple[Any, ...] = (
         make_vector("Pendulum-v1", 3, max_episode_steps=4),
-        Hosts("Pendulum-v1", 3, processes=2, max_episode_steps=4),
+        SubprocVectorEnv("Pendulum-v1", 3, processes=2, max_episode_steps=4),
     )
     for envs in both:
         with closing(envs):
@@ -49,7 +49,7 @@ def test_environments_in_processes_give_what_they_give_in_one() -> None:
 
 
 def test_one_that_has_no_seed_sleeps_and_the_others_are_left_alone() -> None:
-    with closing(Hosts("Pendulum-v1", 3, processes=2, max_episode_steps=4)) as envs:
+    with closing(SubprocVectorEnv("Pendulum-v1", 3, processes=2, max_episode_steps=4)) as envs:
         envs.reset(seed=[1, 2, 3])
         states, *_ = envs.step(np.ones((3, 1), np.float32))
         after, _ = envs.reset(seed=[None, None, 7], options={"reset_mask": MASK})
@@ -64,7 +64,7 @@ def test_one_that_has_no_seed_sleeps_and_the_others_are_left_alone() -> None:
 def test_what_an_environment_raises_in_a_process_is_told() -> None:
     told = r"Pendulum-v1 in a process of its own: Error: .*-5"
     with (
-        closing(Hosts("Pendulum-v1", 2, processes=2)) as envs,
+        closing(SubprocVectorEnv("Pendulum-v1", 2, processes=2)) as envs,
         pytest.raises(InputError, match=told),
     ):
         envs.reset(seed=[1, -5])
@@ -72,7 +72,7 @@ def test_what_an_environment_raises_in_a_process_is_told() -> None:
 
 
 def test_a_process_that_ends_is_told() -> None:
-    with closing(Hosts("Pendulum-v1", 2, processes=2)) as envs:
+    with closing(SubprocVectorEnv("Pendulum-v1", 2, processes=2)) as envs:
         envs.reset(seed=[1, 2])
         envs._processes[0].kill()
         with pytest.raises(InputError, match="Pendulum-v1 in a process of its own: it ended"):
@@ -84,7 +84,7 @@ def test_what_cannot_be_made_is_told_once(monkeypatch: pytest.MonkeyPatch) -> No
     said: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     with pytest.raises(InputError, match="nothing-v0"):
-        Hosts("nothing-v0", 2, processes=2)
+        SubprocVectorEnv("nothing-v0", 2, processes=2)
     gc.collect()
     assert said == []
 

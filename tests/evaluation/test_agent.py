@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import m3pc
-from m3pc.core.history import Histories
+from m3pc.core.history import HistoryBuffer
 from m3pc.evaluation.agent import Agent
 from m3pc.model import checkpoint
 from m3pc.model.weights import Weights
@@ -47,7 +47,7 @@ def by_windows(
 ) -> list[Decision]:
     """The same episode, asked as `actors` ask."""
     config = policy.config
-    histories = Histories(
+    histories = HistoryBuffer(
         1,
         window=config.model.window,
         horizon=config.planner.horizon,

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from m3pc.envs import make
-from m3pc.envs.subproc_vector import Hosts
-from m3pc.evaluation.goals import Order, trial
+from m3pc.envs.subproc_vector import SubprocVectorEnv
+from m3pc.evaluation.goals import GoalRequest, trial
 from m3pc.goals.can_tasks import (
     CAN,
     CAN_TURNED,
@@ -32,7 +32,7 @@ from m3pc.goals.can_tasks import (
 )
 from m3pc.goals.quaternions import applied, composed, inverse
 from m3pc.goals.registry import TASKS
-from m3pc.goals.task import Setting
+from m3pc.goals.task import GoalSetting
 from m3pc.model import checkpoint
 from m3pc.types import Episode, Floats, InputError
 from replay.store.store import write_store
@@ -67,7 +67,7 @@ def episode(start: tuple[float, float, float], *end: tuple[float, float, float])
 
 
 def guided(name: str, first: tuple[float, float, float], *episodes: Episode) -> Floats:
-    setting = Setting(rows=5, episodes=episodes, source="cans")
+    setting = GoalSetting(rows=5, episodes=episodes, source="cans")
     return TASKS[name].guidance("paper", setting).guide(states(first)[0])
 
 
@@ -214,14 +214,14 @@ needs_robosuite = pytest.mark.skipif(
 )
 
 
-def order(folder: Path, width: int, env: str) -> Order:
+def order(folder: Path, width: int, env: str) -> GoalRequest:
     """A checkpoint of that environment and a data set of its states, in which a can is placed."""
     weights = tiny_weights(tiny_config(), states=width, actions=7, env=env)
     checkpoint.write(folder / "run", weights, {}, {})
     with write_store(folder / "data", header(states=width, actions=7, env=env)) as writer:
         whole = DATA[0]
         writer.append(replace(whole, states=np.ascontiguousarray(whole.states[:, :width])))
-    return Order(path=folder / "run", task="can-place", data=folder / "data")
+    return GoalRequest(path=folder / "run", task="can-place", data=folder / "data")
 
 
 @needs_robosuite
@@ -253,13 +253,15 @@ def test_a_can_is_played_in_processes_and_the_same_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    real = Hosts.__init__
+    real = SubprocVectorEnv.__init__
 
-    def init(self: Hosts, env_id: str, count: int, *, processes: int, **kwargs: Any) -> None:
+    def init(
+        self: SubprocVectorEnv, env_id: str, count: int, *, processes: int, **kwargs: Any
+    ) -> None:
         made.append(processes)
         real(self, env_id, count, processes=processes, **kwargs)
 
-    monkeypatch.setattr(Hosts, "__init__", init)
+    monkeypatch.setattr(SubprocVectorEnv, "__init__", init)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     few = replace(order(tmp_path, 12, "robosuite/CanLim"), steps=5, episodes=3)
     ready = trial(few)

@@ -13,7 +13,7 @@ from m3pc.envs import make
 from m3pc.goals.guides import Ramp, Wiggle, alongside, constant_action, held, ramped
 from m3pc.goals.locomotion_tasks import AFTER, FLIP, HOPPER, STRIDE, WAIT, WALKER
 from m3pc.goals.registry import TASKS, rows_per_subgoal
-from m3pc.goals.task import Guidance, Setting
+from m3pc.goals.task import GoalSetting, WaypointSource
 from m3pc.types import Episode, Floats, InputError
 
 ROWS = 1001
@@ -35,8 +35,10 @@ def episode(length: int, *, reward: float, angles: dict[int, float] | None = Non
     )
 
 
-def guidance(name: str, kind: str, *episodes: Episode, cycles: float | None = None) -> Guidance:
-    setting = Setting(rows=ROWS, cycles=cycles, episodes=episodes, source="walks")
+def guidance(
+    name: str, kind: str, *episodes: Episode, cycles: float | None = None
+) -> WaypointSource:
+    setting = GoalSetting(rows=ROWS, cycles=cycles, episodes=episodes, source="walks")
     return TASKS[name].guidance(kind, setting)
 
 

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from actors.episodes import rollouts
-from m3pc.core.history import Histories
+from m3pc.core.history import HistoryBuffer
 from m3pc.envs import make_vector
 from m3pc.evaluation.statistics import t_interval
 from m3pc.goals.distribution import distribution
@@ -116,7 +116,7 @@ def test_each_episode_has_the_waypoints_of_its_first_state() -> None:
     def guide(first: Floats) -> Floats:
         return np.repeat(first[None] + 100, 10, axis=0)
 
-    past = Histories(2, window=4, horizon=2, state_size=1, action_size=1)
+    past = HistoryBuffer(2, window=4, horizon=2, state_size=1, action_size=1)
     for slot, place in enumerate((1.0, 2.0)):
         past.begin(slot, np.array([place], np.float32), 0, guide)
     assert past.window([0, 1]).states[..., 0].tolist() == [[1, 101, 101, 101], [2, 102, 102, 102]]

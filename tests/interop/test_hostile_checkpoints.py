@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from m3pc.cli import app
-from m3pc.evaluation.evaluate import Order, matches
+from m3pc.evaluation.evaluate import EvaluationRequest, matches
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import LATEST, TRAINING, WEIGHTS
 from m3pc.types import InputError
@@ -67,7 +67,7 @@ def test_no_module_that_a_checkpoint_names_is_loaded(
     monkeypatch.syspath_prepend(tmp_path)
     with_metadata(one, put("env", f"{MODULE}:Pendulum-v1"))
     with pytest.raises(InputError, match="whose module would be run"):
-        matches(Order(path=one, env_id=None, episodes=1, seed=0), ["q"])
+        matches(EvaluationRequest(path=one, env_id=None, episodes=1, seed=0), ["q"])
     done = CliRunner().invoke(app, ["finetune", str(one), "--data", "shipped:hopper-medium-replay"])
     assert isinstance(done.exception, InputError)
     assert "whose module would be run" in str(done.exception)

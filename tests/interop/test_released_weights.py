@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import m3pc.cli
 import m3pc.interop.released_weights
 from m3pc.cli import authors
-from m3pc.datasets.sandbox import Limits
+from m3pc.datasets.sandbox import SandboxLimits
 from m3pc.interop.released_weights import Files, import_authors
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ SIZES = {"states": 3, "actions": 2, "rewards": 1, "returns": 1}
 WIDTH, HEADS, ENCODER, DECODER, WINDOW, EXPANSION = 12, 3, 2, 1, 6, 2
 CRITIC_WIDTH, CRITIC_LAYERS = 5, 3
 STEP = 140_010
-LIMITS = Limits()
+LIMITS = SandboxLimits()
 
 Tree = dict[str, Any]
 Statistics = dict[str, NDArray[Any]]

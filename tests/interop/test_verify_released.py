@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import m3pc.interop.released_weights
-from m3pc.datasets.sandbox import Limits
+from m3pc.datasets.sandbox import SandboxLimits
 from m3pc.interop.released_weights import Files, import_authors
-from m3pc.interop.verify_released import Item, verify
+from m3pc.interop.verify_released import ComparedItem, verify
 from m3pc.model import checkpoint
 from m3pc.types import InputError
 from tests.interop.test_released_weights import command
@@ -39,7 +39,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         critic=golden_file("hopper_d64_critic.pt"),
         stats=golden_file("hopper_d64.npz"),
     )
-    import_authors(files, out, heads=None, env=None, horizon=1000, limits=Limits())
+    import_authors(files, out, heads=None, env=None, horizon=1000, limits=SandboxLimits())
     return out
 
 
@@ -48,12 +48,12 @@ def load(path: Path) -> Arrays:
         return dict(file)
 
 
-def by_kind(items: list[Item]) -> dict[str, int]:
+def by_kind(items: list[ComparedItem]) -> dict[str, int]:
     kinds = [item.name.split()[0] for item in items]
     return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
 
 
-def missed(items: list[Item]) -> list[str]:
+def missed(items: list[ComparedItem]) -> list[str]:
     return [item.name for item in items if not item.ok]
 
 
@@ -125,8 +125,8 @@ def test_a_recording_with_nan_is_a_miss(imported: Path, tmp_path: Path) -> None:
 
 
 def test_nothing_is_within_a_tolerance_of_nan() -> None:
-    assert not Item("a", math.nan, 1.0).ok
-    assert Item("a", 0.0, 0.0).ok
+    assert not ComparedItem("a", math.nan, 1.0).ok
+    assert ComparedItem("a", 0.0, 0.0).ok
 
 
 # A network of other sizes, recorded here with the plain one

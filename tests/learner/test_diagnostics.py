@@ -13,7 +13,7 @@ from benchmarks import reference
 from learner.diagnostics import measure_critic, measure_model
 from m3pc.config.schema import Config, CriticConfig
 from m3pc.model.btm import LinearActionHead, TrajectoryModel
-from m3pc.model.critic import Critic, Stack
+from m3pc.model.critic import Critic, EnsembleMLP
 from m3pc.model.normalisation import Normaliser
 from m3pc.model.weights import Weights
 from m3pc.types import SegmentBatch, TransitionBatch
@@ -192,7 +192,7 @@ def test_measuring_leaves_the_weights_alone() -> None:
 # The critic
 
 
-def linear(stack: Stack, member: int, inputs: dict[int, float], add: float = 0.0) -> None:
+def linear(stack: EnsembleMLP, member: int, inputs: dict[int, float], add: float = 0.0) -> None:
     """Make one network a sum of its inputs by weight: x is relu(x) - relu(-x)."""
     for parameter in stack.parameters():
         parameter[member].zero_()

@@ -12,7 +12,7 @@ from torch import Tensor
 from learner.iql import CriticLearner, expectile_loss
 from m3pc.config.presets import PRESETS
 from m3pc.config.schema import CriticConfig
-from m3pc.model.critic import Critic, Stack
+from m3pc.model.critic import Critic, EnsembleMLP
 from m3pc.types import DivergedError, TransitionBatch
 
 Batch = TransitionBatch[NDArray[Any]]
@@ -71,7 +71,7 @@ def test_the_critic_is_as_large_as_the_authors() -> None:
     assert (q, v) == (2 * 69_889, 69_121)
 
 
-def layer(stack: Stack, member: int, number: int) -> tuple[Tensor, Tensor]:
+def layer(stack: EnsembleMLP, member: int, number: int) -> tuple[Tensor, Tensor]:
     weight, bias = (stack.get_parameter(f"{name}{number}")[member] for name in ("weight", "bias"))
     return weight.detach().clone(), bias.detach().clone()
 

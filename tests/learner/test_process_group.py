@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from learner.process_group import Distributed, Group, MatesLostError
-from learner.rendezvous import Meeting, join
-from m3pc.online.learner_loop import Learning
+from learner.process_group import DistributedGroup, PeersLostError, ProcessGroup
+from learner.rendezvous import Rendezvous, join
+from m3pc.online.learner_loop import LearnerLoop
 from m3pc.online.run_folder import OnlineRun
 from m3pc.online.trainer import Trainer
 from m3pc.types import DivergedError, InputError
@@ -42,7 +42,7 @@ def other() -> Iterator[Other]:
 
 
 @contextmanager
-def grouped(other: Other, task: str, **arguments: Any) -> Iterator[Group]:
+def grouped(other: Other, task: str, **arguments: Any) -> Iterator[ProcessGroup]:
     """This process as the first of two learners."""
     group = other.told(task, **arguments)
     try:
@@ -61,7 +61,7 @@ def both(other: Other, task: Callable[..., Any], **arguments: Any) -> list[Any]:
 def test_two_learners_compute_what_one_does(other: Other) -> None:
     """Losses to 1e-5 of themselves; weights to 1 % of the way that they may have gone, which is the
     learning rate in each update."""
-    alone = learner(Group())
+    alone = learner(ProcessGroup())
     expected = [update(alone, number) for number in range(COUNT)]
     with grouped(other, "updates", count=COUNT) as group:
         shared = learner(group)
@@ -70,7 +70,7 @@ def test_two_learners_compute_what_one_does(other: Other) -> None:
         assert one.keys() == two.keys()
         np.testing.assert_allclose(list(two.values()), list(one.values()), rtol=1e-5, atol=1e-7)
     moved = 0.0
-    first = everything(learner(Group()))
+    first = everything(learner(ProcessGroup()))
     for name, tensor in everything(alone).items():
         if "weights" in name:
             rate = 3 * COUNT * 3e-4 if "critic" in name else COUNT * 1e-4
@@ -102,7 +102,7 @@ def test_what_is_not_finite_with_one_learner_is_left_out_by_all(other: Other, wh
     assert one[1]  # nothing moved
 
 
-class Three(Distributed):
+class Three(DistributedGroup):
     """The first of three, to look at its share alone."""
 
     def __init__(self) -> None:
@@ -142,8 +142,8 @@ def test_settings_that_several_learners_cannot_share_are_refused_before_anything
 # A whole run
 
 
-def learning(run: OnlineRun, permits: Permits, group: Group | None = None) -> Learning:
-    return Learning(run, permits, coordinator(run), group=group)
+def learning(run: OnlineRun, permits: Permits, group: ProcessGroup | None = None) -> LearnerLoop:
+    return LearnerLoop(run, permits, coordinator(run), group=group)
 
 
 def two_runs(path: Path, **changes: Any) -> tuple[OnlineRun, OnlineRun]:
@@ -204,7 +204,7 @@ def test_a_mate_that_dies_ends_the_learner_at_once(tmp_path: Path) -> None:
     _, run = two_runs(tmp_path)
     with Other() as other, grouped(other, "along", run=str(run.path)) as group:
         found = learning(run, Permits(4, lambda calls: os.kill(other.pid, signal.SIGKILL)), group)
-        with pytest.raises(MatesLostError, match="learner 0 of 2 lost the others"):
+        with pytest.raises(PeersLostError, match="learner 0 of 2 lost the others"):
             found.work(Event())
     assert Trainer(run).updates == 0
 
@@ -213,14 +213,14 @@ def test_a_mate_that_hangs_is_waited_for_no_longer_than_agreed() -> None:
     with (
         Other() as other,
         grouped(other, "hang", seconds=3) as group,
-        pytest.raises(MatesLostError, match="Timed out waiting 3000ms"),
+        pytest.raises(PeersLostError, match="Timed out waiting 3000ms"),
     ):
         hang(group)
 
 
 def test_learners_that_do_not_come_are_not_waited_for_without_end() -> None:
-    meeting = Meeting(host="127.0.0.1", port=9, size=2, device="cpu", seconds=1)
-    with pytest.raises(MatesLostError, match="2 learners did not come together within 1 seconds"):
+    meeting = Rendezvous(host="127.0.0.1", port=9, size=2, device="cpu", seconds=1)
+    with pytest.raises(PeersLostError, match="2 learners did not come together within 1 seconds"):
         join(meeting, 1)
 
 
@@ -232,7 +232,7 @@ def test_learners_that_see_other_episodes_do_not_go_on(
     one, two = two_runs(tmp_path)
     appended(one, 5)
     with (
-        pytest.raises(MatesLostError, match="did not see the same checkpoint and episodes"),
+        pytest.raises(PeersLostError, match="did not see the same checkpoint and episodes"),
         grouped(other, "along", run=str(two.path)) as group,
     ):
         learning(one, Permits(4), group)

@@ -19,7 +19,7 @@ from m3pc.model.masks import (
     REWARDS,
     STATES,
     Mask,
-    Place,
+    TokenIndex,
     draw,
     only,
     places,
@@ -117,10 +117,10 @@ def test_places_lists_modality_by_modality_and_step_by_step() -> None:
     mask = only(4, {REWARDS: [0], STATES: [3, 1], RETURNS: [2]})
     found = places(mask)
     assert found == [
-        Place(STATES, 1),
-        Place(STATES, 3),
-        Place(REWARDS, 0),
-        Place(RETURNS, 2),
+        TokenIndex(STATES, 1),
+        TokenIndex(STATES, 3),
+        TokenIndex(REWARDS, 0),
+        TokenIndex(RETURNS, 2),
     ]
     assert {type(number) for place in found for number in place} == {int}
     assert places(only(4, {})) == []

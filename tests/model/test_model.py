@@ -11,7 +11,7 @@ from benchmarks import reference
 from m3pc.config.overrides import replace
 from m3pc.config.presets import PRESETS
 from m3pc.config.schema import Config
-from m3pc.model.btm import Layer, LinearActionHead, Prediction, TrajectoryModel
+from m3pc.model.btm import LinearActionHead, Prediction, TrajectoryModel, TransformerLayer
 from m3pc.model.masks import (
     ACTIONS,
     MODALITIES,
@@ -309,7 +309,7 @@ def test_a_model_without_dropout_answers_in_training_as_ever() -> None:
 def added(**numbers: float) -> Tensor:
     """What a layer of zeros but for some parameters adds to its tokens in training, at 1/2."""
     torch.manual_seed(0)
-    layer = Layer(4, 1, 2, 0.5).train()
+    layer = TransformerLayer(4, 1, 2, 0.5).train()
     for name in ("qkv", "out", "expand", "contract"):
         for part in ("weight", "bias"):
             layer.get_parameter(f"{name}.{part}").fill_(numbers.get(f"{name}_{part}", 0.0))

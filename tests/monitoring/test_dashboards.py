@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from m3pc.monitoring.dashboards import COLUMNS, Panel, Query, boards, filled, metric_names, queries
+from m3pc.monitoring.dashboards import (
+    COLUMNS,
+    DashboardPanel,
+    Query,
+    boards,
+    filled,
+    metric_names,
+    queries,
+)
 from m3pc.monitoring.metrics_reference import metrics_table
 from m3pc.monitoring.prometheus_api import Prometheus
 from m3pc.monitoring.units import UNITS
@@ -39,7 +47,7 @@ def told(path: Path) -> dict[str, Any]:
     return found
 
 
-def panels() -> list[Panel]:
+def panels() -> list[DashboardPanel]:
     return [panel for board in boards(BOARDS) for panel in board.panels]
 
 

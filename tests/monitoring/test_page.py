@@ -9,8 +9,8 @@ from threading import Lock
 
 import pytest
 
-from m3pc.monitoring.charts import Frame, coloured, line_chart, timeline
-from m3pc.monitoring.dashboards import Panel, boards
+from m3pc.monitoring.charts import PlotArea, coloured, line_chart, timeline
+from m3pc.monitoring.dashboards import DashboardPanel, boards
 from m3pc.monitoring.page import Page, Span, lifetime, write_page
 from m3pc.monitoring.prometheus_api import Alert, Prometheus, Series
 from m3pc.monitoring.units import shown, ticks, time_ticks
@@ -88,7 +88,7 @@ def line(labels: Mapping[str, str], values: Sequence[float], step: float = 15.0)
     return Series(labels=labels, points=points)
 
 
-def panel(title: str) -> Panel:
+def panel(title: str) -> DashboardPanel:
     (found,) = [each for board in boards(BOARDS) for each in board.panels if each.title == title]
     return found
 
@@ -195,7 +195,7 @@ def test_numbers_take_the_colour_of_the_threshold_they_reach() -> None:
 def chart(title: str, named: Mapping[str, Sequence[tuple[float, float]]]) -> str:
     found = panel(title)
     lines = coloured(found, [(name, tuple(points)) for name, points in named.items()])
-    frame = Frame(start=0.0, end=100.0, step=10.0, width=500, height=200)
+    frame = PlotArea(start=0.0, end=100.0, step=10.0, width=500, height=200)
     draw = line_chart if found.kind == "timeseries" else timeline
     return draw(found, lines, frame)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from actors.ack_log import Receipts
-from actors.outbox import Receipt
+from actors.ack_log import AckLog
+from actors.outbox import OnAck
 from m3pc.online.delivery_audit import audit
-from m3pc.types import Ack, AppendKey, Status
+from m3pc.types import Ack, AckStatus, AppendKey
 from replay.format.payload import encode
 from replay.writing.writer import Writer
 from tests.support.episodes.episodes import numbered
@@ -31,15 +31,15 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
             key = AppendKey(number % 2, 0, number // 2)
             payload = encode(numbered(number, length))
             ack = writer.append(key, payload)
-            assert ack.status is Status.DURABLE
+            assert ack.status is AckStatus.DURABLE
             _receive(path, key, ack, payload)
     return path
 
 
 def _receive(path: Path, key: AppendKey, ack: Ack, payload: bytes) -> None:
-    receipts = Receipts(path / "receipts" / f"{key.slot}.jsonl")
+    receipts = AckLog(path / "receipts" / f"{key.slot}.jsonl")
     digest = hashlib.sha256(payload).hexdigest()
-    receipts(Receipt(key=key, ack=ack, steps=0, sha256=digest))
+    receipts(OnAck(key=key, ack=ack, steps=0, sha256=digest))
     receipts.close()
 
 

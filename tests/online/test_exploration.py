@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from m3pc.config.overrides import replace as changed
-from m3pc.core.history import Histories
+from m3pc.core.history import HistoryBuffer
 from m3pc.core.rng import NOISE, counter_stream
 from m3pc.distributed import driver
-from m3pc.distributed.endpoints import Place
-from m3pc.distributed.fleet import Fleet
+from m3pc.distributed.endpoints import RunEndpoints
+from m3pc.distributed.fleet import ProcessFleet
 from m3pc.envs import normalised_score
 from m3pc.model import checkpoint
 from m3pc.online import results
@@ -68,7 +68,7 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> OnlineRun:
 def first_question(run: OnlineRun, number: int, episode: Episode) -> Window:
     """What the planner was asked at the first step of a collected episode."""
     config = run.config
-    history = Histories(
+    history = HistoryBuffer(
         1,
         window=config.model.window,
         horizon=config.planner.horizon,
@@ -103,8 +103,8 @@ def test_a_noisy_run_is_conditioned_as_a_planned_one(noisy: OnlineRun) -> None:
 
 
 def test_a_fleet_explores_by_the_same_noise(noisy: OnlineRun) -> None:
-    place = Place(run=noisy.path, id=noisy.facts.id, coordinator="")
-    acting = Fleet(noisy, place)._order(0).acting
+    place = RunEndpoints(run=noisy.path, id=noisy.facts.id, coordinator="")
+    acting = ProcessFleet(noisy, place)._order(0).acting
     episode = next(Store(noisy.replay).episodes())
     window = first_question(noisy, 0, episode)
     with PlannerService(checkpoint.read(noisy.offline).weights, noisy.config) as service:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from m3pc.coordinator.records import Track
+from m3pc.coordinator.records import PointerRecord
 from m3pc.core.files import sha256
-from m3pc.distributed.endpoints import Place
+from m3pc.distributed.endpoints import RunEndpoints
 from m3pc.model import checkpoint
 from m3pc.model.weights import from_bytes
-from m3pc.online.learner_loop import AT_ONCE, Learning
+from m3pc.online.learner_loop import AT_ONCE, LearnerLoop
 from m3pc.online.recovery import WEIGHTS
 from m3pc.online.run_folder import OnlineRun
 from m3pc.telemetry.catalogue import PUBLISHED
@@ -87,7 +87,7 @@ def worked(
     coordinator: Coordinator,
     meanwhile: Callable[[int], None] = lambda calls: None,
     calls: int = 6,
-) -> tuple[Learning, Permits]:
+) -> tuple[LearnerLoop, Permits]:
     """A learner that may do so many updates at each call, until it has asked so often."""
     stop = Event()
 
@@ -97,7 +97,7 @@ def worked(
             stop.set()
 
     permits = Permits(updates, hear)
-    found = Learning(run, permits, coordinator)
+    found = LearnerLoop(run, permits, coordinator)
     found.work(stop)
     return found, permits
 
@@ -117,7 +117,7 @@ def test_it_does_as_many_updates_as_are_allowed_and_no_more(run: OnlineRun) -> N
                 stop.set()
             return min(total, 7 if len(asked) < 5 else 40)
 
-    learning = Learning(run, Some(), coordinator(run))
+    learning = LearnerLoop(run, Some(), coordinator(run))
     learning.work(stop)
     assert asked[:5] == [0, 7, 7, 7, 7]
     assert asked[5:9] == [7 + AT_ONCE, 7 + 2 * AT_ONCE, 40, 40]
@@ -174,7 +174,7 @@ def test_a_newer_learner_fences_the_older(run: OnlineRun) -> None:
 
     def meanwhile(calls: int) -> None:
         if calls == 3:
-            Learning(run, Permits(0), second)
+            LearnerLoop(run, Permits(0), second)
 
     with pytest.raises(FencedError, match="another learner has begun"):
         worked(run, updates=EVERY, coordinator=seen, meanwhile=meanwhile)
@@ -211,7 +211,7 @@ def test_what_waits_is_offered_while_nothing_may_be_learnt(run: OnlineRun) -> No
                 stop.set()
             return EVERY if self.calls == 1 else 0
 
-    Learning(run, Nothing(), seen).work(stop)
+    LearnerLoop(run, Nothing(), seen).work(stop)
     assert [version.number for version in seen.versions] == [0, EVERY]
 
 
@@ -229,7 +229,7 @@ def test_a_learner_that_was_killed_goes_on_from_its_checkpoint_with_newer_versio
     with pytest.raises(KilledError):
         worked(run, updates=7, coordinator=before, meanwhile=kill)
     assert before.versions[-1].number == 25
-    learning = Learning(run, Permits(0), after)
+    learning = LearnerLoop(run, Permits(0), after)
     assert learning.trainer.updates == 20
     first = after.versions[0]
     assert first.number == 20
@@ -241,22 +241,22 @@ def test_a_learner_that_was_killed_goes_on_from_its_checkpoint_with_newer_versio
 
 def test_versions_are_newer_also_where_the_coordinator_forgot_all(run: OnlineRun) -> None:
     """The files know the epochs."""
-    place = Place(run=run.path, id=run.facts.id, coordinator="")
-    one = Learning(run, Permits(0), place.connect()).report().epoch
+    place = RunEndpoints(run=run.path, id=run.facts.id, coordinator="")
+    one = LearnerLoop(run, Permits(0), place.connect()).report().epoch
     for path in run.path.glob("coordinator.sqlite*"):
         path.unlink()
-    assert Learning(run, Permits(0), place.connect()).report().epoch > one
+    assert LearnerLoop(run, Permits(0), place.connect()).report().epoch > one
 
 
 def test_what_is_learnt_after_the_coordinator_forgot_all_is_planned_with_and_stored(
     run: OnlineRun,
 ) -> None:
-    Learning(run, Permits(0), coordinator(run))
+    LearnerLoop(run, Permits(0), coordinator(run))
     for path in run.path.glob("coordinator.sqlite*"):
         path.unlink()
-    Learning(run, Permits(0), coordinator(run))
+    LearnerLoop(run, Permits(0), coordinator(run))
     pointer = coordinator(run).read(WEIGHTS)
-    assert pointer is not None and pointer.version.epoch > 1 << Track.bits
+    assert pointer is not None and pointer.version.epoch > 1 << PointerRecord.bits
     policy = Policy(weights_loader.read(run.path, pointer), run.config)
     decision = decision_from_bytes(
         decision_to_bytes(policy.decide(weights_loader.ordinary(policy)))

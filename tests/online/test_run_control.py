@@ -6,20 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from m3pc.online.run_control import FRESH, Wanted, has_driver, is_driven, tell, told, want, wanted
+from m3pc.online.run_control import (
+    FRESH,
+    DesiredState,
+    has_driver,
+    is_driven,
+    tell,
+    told,
+    want,
+    wanted,
+)
 from m3pc.tracking.run_lock import locked
 from m3pc.types import InputError
 
 
 def test_nothing_is_wanted_of_a_new_run(tmp_path: Path) -> None:
-    assert wanted(tmp_path) == Wanted(actors=None, stop=False)
+    assert wanted(tmp_path) == DesiredState(actors=None, stop=False)
 
 
 def test_what_is_not_named_stays(tmp_path: Path) -> None:
     want(tmp_path, actors=5)
-    assert want(tmp_path, stop=True) == wanted(tmp_path) == Wanted(actors=5, stop=True)
+    assert want(tmp_path, stop=True) == wanted(tmp_path) == DesiredState(actors=5, stop=True)
     want(tmp_path, stop=False)
-    assert wanted(tmp_path) == Wanted(actors=5, stop=False)
+    assert wanted(tmp_path) == DesiredState(actors=5, stop=False)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"actors": -1}', '{"more": 1}', "\xff"])
@@ -31,20 +40,20 @@ def test_a_wish_that_cannot_be_read_names_its_file(content: str, tmp_path: Path)
 
 def test_a_number_of_actors_ends_autoscaling_and_bounds_begin_it(tmp_path: Path) -> None:
     want(tmp_path, between=(2, 8))
-    assert wanted(tmp_path) == Wanted(least=2, most=8)
+    assert wanted(tmp_path) == DesiredState(least=2, most=8)
     want(tmp_path, stop=True)
-    assert wanted(tmp_path) == Wanted(least=2, most=8, stop=True)
+    assert wanted(tmp_path) == DesiredState(least=2, most=8, stop=True)
     want(tmp_path, actors=3)
-    assert wanted(tmp_path) == Wanted(actors=3, stop=True)
+    assert wanted(tmp_path) == DesiredState(actors=3, stop=True)
     want(tmp_path, between=(1, 1))
-    assert wanted(tmp_path) == Wanted(least=1, most=1, stop=True)
+    assert wanted(tmp_path) == DesiredState(least=1, most=1, stop=True)
 
 
 @pytest.mark.parametrize("bounds", [(0, 2), (3, 2), (1, 10**6)])
 def test_bounds_that_make_no_sense_are_refused(bounds: tuple[int, int], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="give two numbers from 1"):
         want(tmp_path, between=bounds)
-    assert wanted(tmp_path) == Wanted()
+    assert wanted(tmp_path) == DesiredState()
 
 
 def test_a_status_says_whether_somebody_works_on_the_run(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from learner.process_group import Group
+from learner.process_group import ProcessGroup
 from m3pc.config.presets import PRESETS
 from m3pc.model import checkpoint
 from m3pc.online.trainer import Trainer
@@ -138,7 +138,7 @@ def test_the_counts_survive_a_checkpoint(trainer: Trainer) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_rewards_and_returns_are_learnt_online_but_by_parity(preset: str) -> None:
     """What only a loss on rewards or returns reaches: the last layer that predicts them."""
-    found = learner(Group(), preset=preset)
+    found = learner(ProcessGroup(), preset=preset)
     before = {name: x.clone() for name, x in found.model.model.state_dict().items()}
     update(found, 0)
     after = found.model.model.state_dict()
@@ -157,7 +157,8 @@ def test_rewards_and_returns_are_learnt_online_but_by_parity(preset: str) -> Non
 @pytest.mark.parametrize("preset", PRESETS)
 def test_errors_of_visible_actions_are_learnt_online_but_by_parity(preset: str) -> None:
     with_it, without = (
-        updates(Group(), 3, preset=preset, loss__visible_action_mse=on)[1] for on in (True, False)
+        updates(ProcessGroup(), 3, preset=preset, loss__visible_action_mse=on)[1]
+        for on in (True, False)
     )
     assert (with_it == without) == (preset == "parity")
 

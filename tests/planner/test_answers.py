@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from m3pc.config.schema import MODES
-from m3pc.types import Ask, Decision, InputError, Window
+from m3pc.types import Decision, InputError, PlanRequest, Window
 from planner.forward import propose
 from planner.policy import Policy
 from planner.requests import in_pieces
@@ -28,11 +28,11 @@ def policy(**changes: Any) -> Policy:
     return Policy(tiny_weights(tiny_config(**TUNED | changes)))
 
 
-def every_kind() -> list[Ask]:
+def every_kind() -> list[PlanRequest]:
     """All modes, both ways to act, several places in the window, 1 to 3 rows, mixed up."""
     places = ([4, 0, 2], [4], [1, 4])
     asks = [
-        Ask(window=windows(now, seed=n), mode=mode, ratio=ratio, explore=explore)
+        PlanRequest(window=windows(now, seed=n), mode=mode, ratio=ratio, explore=explore)
         for n, (mode, explore, (now, ratio)) in enumerate(
             (mode, explore, pair)
             for mode in (None, *MODES)
@@ -65,7 +65,7 @@ def test_an_answer_does_not_depend_on_the_company() -> None:
 def test_a_mode_that_is_asked_for_is_that_mode(mode: str, explore: bool) -> None:
     window = windows([4, 1, 4])
     asked = policy(planner__mode="rcbc" if mode == "q" else "q")
-    found = asked.answer([Ask(window=window, mode=mode, explore=explore)])[0]
+    found = asked.answer([PlanRequest(window=window, mode=mode, explore=explore)])[0]
     expected = policy(planner__mode=mode).decide(window, explore=explore)
     for name in NAMES:
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
@@ -73,7 +73,9 @@ def test_a_mode_that_is_asked_for_is_that_mode(mode: str, explore: bool) -> None
 
 def test_a_ratio_that_is_asked_for_is_that_ratio() -> None:
     window = windows([4, 1])
-    found = policy().answer([Ask(window=window, ratio=0.5), Ask(window=window, ratio=1.5)])
+    found = policy().answer(
+        [PlanRequest(window=window, ratio=0.5), PlanRequest(window=window, ratio=1.5)]
+    )
     for ratio, each in zip((0.5, 1.5), found, strict=True):
         assert_same(each, policy(conditioning__evaluation_ratio=ratio).decide(window))
     assert not np.array_equal(found[0].actions, found[1].actions)
@@ -83,7 +85,7 @@ def test_a_ratio_that_is_asked_for_is_that_ratio() -> None:
 def test_a_ratio_counts_in_exploration_too(kind: str) -> None:
     window = windows([4])
     found = policy(conditioning__exploration=kind).answer(
-        [Ask(window=window, ratio=0.5, explore=True)]
+        [PlanRequest(window=window, ratio=0.5, explore=True)]
     )[0]
     expected = policy(conditioning__exploration=kind, conditioning__exploration_ratio=0.5)
     assert_same(found, expected.decide(window, explore=True))
@@ -96,7 +98,7 @@ def test_a_mean_that_is_asked_for_is_taken_and_changes_nothing_else(
 ) -> None:
     window = windows([4, 1, 4])
     drawing = policy(planner__evaluate_by="sample", planner__explore_by="sample")
-    ask = Ask(window=window, mode=mode, explore=explore, mean=True)
+    ask = PlanRequest(window=window, mode=mode, explore=explore, mean=True)
     found, drawn = (drawing.answer([each])[0] for each in (ask, replace(ask, mean=False)))
     averaging = policy(planner__evaluate_by="mean", planner__explore_by="mean")
     expected = averaging.answer([replace(ask, mean=False)])[0]
@@ -115,12 +117,14 @@ def test_forward_modes_share_one_proposal_a_place(monkeypatch: pytest.MonkeyPatc
         return propose(model, normaliser, question, conditions)
 
     monkeypatch.setattr(module, "propose", counted)
-    policy().answer([Ask(window=windows([4, 2]), mode=mode) for mode in MODES])
+    policy().answer([PlanRequest(window=windows([4, 2]), mode=mode) for mode in MODES])
     assert sizes == [(2, 4), (4, 4)]
 
 
 def test_nothing_asked_is_nothing_answered() -> None:
-    found = policy().answer([Ask(window=rows(windows([4]), [])), Ask(window=windows([4]))])
+    found = policy().answer(
+        [PlanRequest(window=rows(windows([4]), [])), PlanRequest(window=windows([4]))]
+    )
     assert [len(each.actions) for each in found] == [0, 1]
 
 
@@ -138,26 +142,29 @@ def changed(**arrays: Any) -> Window:
 
 
 GOOD = windows([4, 2])
-BAD: dict[str, tuple[Ask, str]] = {
-    "unknown mode": (Ask(window=GOOD, mode="best"), "mode is 'best'"),
-    "ratio that is no number": (Ask(window=GOOD, ratio=float("nan")), "ratio"),
-    "negative ratio": (Ask(window=GOOD, ratio=-0.1), "ratio"),
-    "huge ratio": (Ask(window=GOOD, ratio=1e9), "ratio"),
-    "shorter": (Ask(window=windows([4, 2], length=7)), "expected"),
-    "fewer states": (Ask(window=changed(states=GOOD.states[..., :4])), "states"),
-    "fewer actions": (Ask(window=changed(actions=GOOD.actions[..., :1])), "actions"),
-    "fewer rows": (Ask(window=changed(steps=GOOD.steps[:1])), "steps"),
-    "two dimensions": (Ask(window=changed(now=GOOD.now[:, None])), "now"),
-    "doubles": (Ask(window=changed(states=GOOD.states.astype("f8"))), "float64"),
-    "objects": (Ask(window=changed(states=GOOD.states.astype(object))), "object"),
-    "a list": (Ask(window=changed(states=GOOD.states.tolist())), "list"),
-    "nothing": (Ask(window=changed(now=None)), "now are a NoneType"),
-    "not finite": (Ask(window=changed(states=GOOD.states * np.float32(np.inf))), "NaN"),
-    "actions not finite": (Ask(window=changed(actions=GOOD.actions * np.float32(np.nan))), "NaN"),
-    "beyond the window": (Ask(window=changed(now=GOOD.now + 4)), "current step"),
-    "before the window": (Ask(window=changed(now=GOOD.now - 3)), "current step"),
-    "negative seed": (Ask(window=changed(seeds=GOOD.seeds - 5)), "seeds"),
-    "negative step": (Ask(window=changed(steps=GOOD.steps - 50)), "steps"),
+BAD: dict[str, tuple[PlanRequest, str]] = {
+    "unknown mode": (PlanRequest(window=GOOD, mode="best"), "mode is 'best'"),
+    "ratio that is no number": (PlanRequest(window=GOOD, ratio=float("nan")), "ratio"),
+    "negative ratio": (PlanRequest(window=GOOD, ratio=-0.1), "ratio"),
+    "huge ratio": (PlanRequest(window=GOOD, ratio=1e9), "ratio"),
+    "shorter": (PlanRequest(window=windows([4, 2], length=7)), "expected"),
+    "fewer states": (PlanRequest(window=changed(states=GOOD.states[..., :4])), "states"),
+    "fewer actions": (PlanRequest(window=changed(actions=GOOD.actions[..., :1])), "actions"),
+    "fewer rows": (PlanRequest(window=changed(steps=GOOD.steps[:1])), "steps"),
+    "two dimensions": (PlanRequest(window=changed(now=GOOD.now[:, None])), "now"),
+    "doubles": (PlanRequest(window=changed(states=GOOD.states.astype("f8"))), "float64"),
+    "objects": (PlanRequest(window=changed(states=GOOD.states.astype(object))), "object"),
+    "a list": (PlanRequest(window=changed(states=GOOD.states.tolist())), "list"),
+    "nothing": (PlanRequest(window=changed(now=None)), "now are a NoneType"),
+    "not finite": (PlanRequest(window=changed(states=GOOD.states * np.float32(np.inf))), "NaN"),
+    "actions not finite": (
+        PlanRequest(window=changed(actions=GOOD.actions * np.float32(np.nan))),
+        "NaN",
+    ),
+    "beyond the window": (PlanRequest(window=changed(now=GOOD.now + 4)), "current step"),
+    "before the window": (PlanRequest(window=changed(now=GOOD.now - 3)), "current step"),
+    "negative seed": (PlanRequest(window=changed(seeds=GOOD.seeds - 5)), "seeds"),
+    "negative step": (PlanRequest(window=changed(steps=GOOD.steps - 50)), "steps"),
 }
 
 

@@ -3,31 +3,42 @@
 import numpy as np
 import pytest
 
-from m3pc.types import Ask
-from planner.latency_model import GAIN, LEAST, MARGINS, RESERVE, Cost, Due, Pace, measured
+from m3pc.types import PlanRequest
+from planner.latency_model import (
+    GAIN,
+    LEAST,
+    MARGINS,
+    RESERVE,
+    DeadlineRequest,
+    LatencyModel,
+    ModeCost,
+    measured,
+)
 from tests.support.models.small_weights import windows
 
 MOST = 64
 # A pass takes 10 ms and a candidate 1 ms; without planning a row takes 2 ms beside a pass of 4 ms.
 COSTS = {
-    "m": Cost(fixed=0.010, each=0.001),
-    "q": Cost(fixed=0.010, each=0.002),
-    "rcbc": Cost(fixed=0.004, each=0.002),
-    "goal": Cost(fixed=0.012, each=0.0),
+    "m": ModeCost(fixed=0.010, each=0.001),
+    "q": ModeCost(fixed=0.010, each=0.002),
+    "rcbc": ModeCost(fixed=0.004, each=0.002),
+    "goal": ModeCost(fixed=0.012, each=0.0),
 }
 
 
-def pace(company: int = 0) -> Pace:
-    found = Pace(COSTS, mode="m", candidates=MOST)
+def pace(company: int = 0) -> LatencyModel:
+    found = LatencyModel(COSTS, mode="m", candidates=MOST)
     found.company = company
     return found
 
 
-def due(left: float | None, *, now: int = 4, mode: str | None = None, span: float = 1.0) -> Due:
-    return Due(ask=Ask(window=windows([now]), mode=mode), left=left, span=span)
+def due(
+    left: float | None, *, now: int = 4, mode: str | None = None, span: float = 1.0
+) -> DeadlineRequest:
+    return DeadlineRequest(ask=PlanRequest(window=windows([now]), mode=mode), left=left, span=span)
 
 
-def used(found: Ask) -> int | str | None:
+def used(found: PlanRequest) -> int | str | None:
     """Candidates, or the mode of what does not plan."""
     return found.mode if found.mode in ("rcbc", "goal") else found.candidates
 
@@ -89,12 +100,14 @@ def test_half_of_the_time_is_left_to_those_who_may_ask_meanwhile() -> None:
 
 
 def test_a_request_may_ask_for_fewer_than_there_is_time_for() -> None:
-    asked = Due(ask=Ask(window=windows([4]), candidates=5), left=10.0, span=10.0)
+    asked = DeadlineRequest(
+        ask=PlanRequest(window=windows([4]), candidates=5), left=10.0, span=10.0
+    )
     assert used(pace().fitted([asked])[0]) == 5
 
 
 def test_a_machine_that_is_twice_as_slow_is_believed_to_be() -> None:
-    found, asks = pace(), [Ask(window=windows([4]))]
+    found, asks = pace(), [PlanRequest(window=windows([4]))]
     for _ in range(200):
         found.observe(asks, 2 * 0.074)
     assert found.expected(asks) == pytest.approx(2 * 0.074 + RESERVE, rel=1e-3)
@@ -102,16 +115,16 @@ def test_a_machine_that_is_twice_as_slow_is_believed_to_be() -> None:
 
 def test_both_costs_are_found_from_batches_of_different_sizes() -> None:
     found = pace()
-    small, large = Ask(window=windows([4]), candidates=8), Ask(window=windows([4]))
+    small, large = PlanRequest(window=windows([4]), candidates=8), PlanRequest(window=windows([4]))
     for _ in range(500):
         found.observe([small], 0.030 + 8 * 0.0005)
         found.observe([large], 0.030 + 64 * 0.0005)
-    middle = found.expected([Ask(window=windows([4]), candidates=32)])
+    middle = found.expected([PlanRequest(window=windows([4]), candidates=32)])
     assert middle == pytest.approx(0.030 + 32 * 0.0005 + RESERVE, abs=1e-3)
 
 
 def test_batches_that_vary_leave_a_margin() -> None:
-    found, asks = pace(), [Ask(window=windows([4]))]
+    found, asks = pace(), [PlanRequest(window=windows([4]))]
     found.observe(asks, 0.074 + 0.010)
     mean = 0.074 + found_change(0.010 / 0.074)
     assert found.expected(asks) == pytest.approx(mean + MARGINS * GAIN * 0.010 + RESERVE)
@@ -123,7 +136,7 @@ def found_change(error: float) -> float:
 
 
 def test_one_batch_that_was_held_up_is_not_believed_for_long() -> None:
-    found, asks = pace(), [Ask(window=windows([4]))]
+    found, asks = pace(), [PlanRequest(window=windows([4]))]
     found.observe(asks, 60.0)
     assert found.expected(asks) < 0.074 * (1 + 3 * GAIN * (1 + MARGINS)) + RESERVE
     for _ in range(40):
@@ -137,21 +150,21 @@ def test_a_mode_that_was_too_slow_is_tried_again_when_the_machine_is_quick() -> 
         found.observe([asked.ask], 1.0)
     assert used(found.fitted([asked])[0]) == "rcbc"
     for _ in range(200):
-        found.observe([Ask(window=windows([4]), mode="rcbc")], 0.006)
+        found.observe([PlanRequest(window=windows([4]), mode="rcbc")], 0.006)
     assert used(found.fitted([asked])[0]) == MOST
 
 
 def test_a_mode_that_is_not_used_is_as_slow_as_the_machine_is() -> None:
     found = pace()
     for _ in range(200):
-        found.observe([Ask(window=windows([4]), mode="rcbc")], 2 * 0.006)
-    assert found.expected([Ask(window=windows([4]))]) == pytest.approx(
+        found.observe([PlanRequest(window=windows([4]), mode="rcbc")], 2 * 0.006)
+    assert found.expected([PlanRequest(window=windows([4]))]) == pytest.approx(
         2 * 0.074 + RESERVE, rel=1e-3
     )
 
 
 def test_answers_that_leave_late_take_from_the_time_to_plan() -> None:
-    found, asks = pace(), [Ask(window=windows([4]))]
+    found, asks = pace(), [PlanRequest(window=windows([4]))]
     for _ in range(200):
         found.replied(0.004)
     assert found.expected(asks) == pytest.approx(0.074 + 0.004 + RESERVE, rel=1e-3)
@@ -173,8 +186,8 @@ def test_costs_are_measured_before_anybody_asks() -> None:
         candidates=MOST,
         clock=lambda: now[0],
     )
-    full = Ask(window=windows([4]))
+    full = PlanRequest(window=windows([4]))
     assert found.expected([full]) == pytest.approx(0.005 + MOST * 1e-4 + RESERVE)
-    plain = [Ask(window=windows([4]), mode="rcbc")] * 3
+    plain = [PlanRequest(window=windows([4]), mode="rcbc")] * 3
     assert found.expected(plain) == pytest.approx(0.005 + 3e-4 + RESERVE)
     assert np.isclose(found.expected([full, *plain]), 2 * 0.005 + (MOST + 3) * 1e-4 + RESERVE)

@@ -14,7 +14,7 @@ from m3pc.model import device
 from m3pc.model.weights import Weights
 from m3pc.types import Decision, InputError, Window
 from planner.backward import towards_goal
-from planner.forward import Guide, Question, candidates, propose, score
+from planner.forward import Guidance, PlanningBatch, candidates, propose, score
 from planner.policy import Policy
 from tests.support.models.small_weights import (
     ACTIONS,
@@ -25,7 +25,7 @@ from tests.support.models.small_weights import (
     windows,
 )
 
-GUIDES: tuple[Guide, ...] = ("m", "q", "q0")
+GUIDES: tuple[Guidance, ...] = ("m", "q", "q0")
 SWITCHES: dict[str, dict[str, object]] = {
     "small": {},
     "parity": {"preset": "parity"},
@@ -61,13 +61,13 @@ def model_state(weights: Weights) -> dict[str, Tensor]:
     }
 
 
-def question(window: Window) -> Question:
-    return Question(
+def question(window: Window) -> PlanningBatch:
+    return PlanningBatch(
         states=torch.from_numpy(window.states),
         actions=torch.from_numpy(window.actions),
         now=int(window.now[0]),
         steps=torch.from_numpy(window.steps),
-        horizon=HORIZON,
+        max_episode_steps=HORIZON,
     )
 
 
@@ -81,7 +81,7 @@ def configured(name: str) -> Config:
 @pytest.mark.parametrize("guide", GUIDES)
 @pytest.mark.parametrize("now", [0, 1, 4, 7])
 @torch.inference_mode()
-def test_utilities_are_those_of_the_dense_reference(switch: str, guide: Guide, now: int) -> None:
+def test_utilities_are_those_of_the_dense_reference(switch: str, guide: Guidance, now: int) -> None:
     config = configured(switch)
     weights = tiny_weights(config)
     window = windows([now] * 3)
@@ -155,7 +155,7 @@ TUNED: dict[str, object] = {  # each of its own, so that no two can be mistaken 
 @pytest.mark.parametrize("preset", ["parity", "paper", "small"])
 @pytest.mark.parametrize("guide", GUIDES)
 @torch.inference_mode()
-def test_decisions_are_those_of_the_dense_reference(preset: str, guide: Guide) -> None:
+def test_decisions_are_those_of_the_dense_reference(preset: str, guide: Guidance) -> None:
     """From the window to the action: propose, draw, score, weigh, average."""
     config = tiny_config(preset, planner__mode=guide, **TUNED)
     weights, window = tiny_weights(config), windows([4, 1, 4])

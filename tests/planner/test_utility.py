@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner.forward import Guide, Imagined, Question, utilities
+from planner.forward import Guidance, Imagined, PlanningBatch, utilities
 from planner.utility import lambda_return, weigh
 from tests.support.models.small_weights import HORIZON, tiny_config
 
@@ -81,14 +81,14 @@ def push_quality(states: Tensor, actions: Tensor) -> Tensor:
     return 3 * states[:, 1] + 3 * 0.9 * states[:, 0] - actions[:, 0]
 
 
-def best_push(guide: Guide, **changes: object) -> list[float]:
+def best_push(guide: Guidance, **changes: object) -> list[float]:
     config = tiny_config("small", **{"planner__discount": 0.9} | changes)
-    asked = Question(
+    asked = PlanningBatch(
         states=torch.zeros(1, 8, 2),
         actions=torch.zeros(1, 8, 1),
         now=4,
         steps=torch.tensor([HORIZON - STEPS_LEFT]),
-        horizon=HORIZON,
+        max_episode_steps=HORIZON,
     )
     imagined = push_world(PUSHES)
     if guide == "q0":

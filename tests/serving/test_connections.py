@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from m3pc.serving import connection
-from m3pc.serving.server import Server, config
+from m3pc.serving.server import PlannerServer, config
 from tests.support.servers.waiting import PATIENCE, eventually
 
 SHORT = 0.2  # seconds for a head
@@ -31,7 +31,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 @contextmanager
 def listening() -> Iterator[int]:
     """Its port."""
-    server = Server(config(app, sessions=1))
+    server = PlannerServer(config(app, sessions=1))
     with socket.create_server(("127.0.0.1", 0)) as own:
         thread = threading.Thread(target=lambda: asyncio.run(server.serve([own])))
         thread.start()

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from m3pc.serving import recording, session_service
-from m3pc.serving.recording import Recording, StoreBusyError
-from m3pc.serving.sessions import Session, Sizes, Terms
+from m3pc.serving.recording import EpisodeRecording, StoreBusyError
+from m3pc.serving.sessions import Session, SessionConfig, Sizes
 from m3pc.telemetry.catalogue import SERVED_EPISODES
 from m3pc.telemetry.recorder import value
-from m3pc.types import Ack, AppendKey, Episode, Status
+from m3pc.types import Ack, AckStatus, AppendKey, Episode
 from replay.store.store import Store
 from replay.writing.writer import Writer
 from tests.serving.test_sessions import answer
@@ -33,15 +33,15 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, only: str | None = None) -> None:
         self.go_on, self.begun = threading.Event(), 0
-        put = Recording._put
+        put = EpisodeRecording._put
 
-        def later(found: Recording, slot: int, *rest: Any) -> Any:
+        def later(found: EpisodeRecording, slot: int, *rest: Any) -> Any:
             if only is None or slot == recording.slot_of(only):
                 self.begun += 1
                 assert self.go_on.wait(PATIENCE)
             return put(found, slot, *rest)
 
-        monkeypatch.setattr(Recording, "_put", later)
+        monkeypatch.setattr(EpisodeRecording, "_put", later)
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_an_end_that_is_being_stored_is_not_swept_away(
             raise StoreBusyError("not now")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Recording, "store", busy)
+            patched.setattr(EpisodeRecording, "store", busy)
             ended = pool.submit(served.end, session, 10, 9.0, terminated=True)
             assert begun.wait(PATIENCE)
             clock.now += 61
@@ -171,16 +171,16 @@ def test_an_end_whose_robot_comes_back_meanwhile_is_stored_as_it_said(
         session = served.opened(name="arm")
         served.walk(session, 10)
         go_on, begun = threading.Event(), threading.Event()
-        store = Recording.store
+        store = EpisodeRecording.store
 
-        def later(found: Recording, name: str | None, episode: Episode) -> Any:
+        def later(found: EpisodeRecording, name: str | None, episode: Episode) -> Any:
             begun.set()
             assert go_on.wait(PATIENCE)
             if fails:
                 raise StoreBusyError("not now")
             return store(found, name, episode)
 
-        monkeypatch.setattr(Recording, "store", later)
+        monkeypatch.setattr(EpisodeRecording, "store", later)
         ended = pool.submit(served.end, session, 10, 9.0, terminated=True)
         assert begun.wait(PATIENCE)
         again = served.opened(name="arm")
@@ -261,7 +261,7 @@ def test_metrics_do_not_wait_for_whoever_waits_for_the_disk(
     """Thirty-two of a line may wait; the next one waits for room, and nobody behind it does."""
     monkeypatch.setattr(recording, "ACK_SECONDS", 0.0)
     monkeypatch.setattr(recording, "PUT_SECONDS", PATIENCE)
-    found = Recording(tmp_path / "store", weights())
+    found = EpisodeRecording(tmp_path / "store", weights())
     with full(monkeypatch):
         episode = _episode()
         for _ in range(32):
@@ -280,10 +280,10 @@ def test_metrics_do_not_wait_for_whoever_waits_for_the_disk(
 def test_what_the_store_refuses_is_told_to_whoever_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Recording(tmp_path / "store", weights())
+    found = EpisodeRecording(tmp_path / "store", weights())
 
     def no(key: AppendKey, payload: bytes) -> Ack:
-        return Ack(status=Status.REJECTED, expected=0, durability="fsync", reason="too odd")
+        return Ack(status=AckStatus.REJECTED, expected=0, durability="fsync", reason="too odd")
 
     monkeypatch.setattr(found._appender, "append", no)
     told = found.store("arm", _episode())
@@ -312,7 +312,7 @@ def test_what_is_lost_when_nobody_asks_is_counted(
         for name in ("a", "b", "c"):
             served.walk(served.opened(name=name), 10)
         with monkeypatch.context() as patched:
-            patched.setattr(Recording, "_put", broken)
+            patched.setattr(EpisodeRecording, "_put", broken)
             for name in ("a", "b"):
                 served.opened(name=name)
             assert eventually(lambda: found._lost == 2)
@@ -333,13 +333,13 @@ def test_a_stop_with_a_full_disk_waits_once_for_all(
     """Robots wait for the disk side by side: with one after another, six would need six turns."""
     monkeypatch.setattr(recording, "FLUSH_SECONDS", 0.5)
     turn = threading.Barrier(6)
-    keep = Recording.keep
+    keep = EpisodeRecording.keep
 
-    def together(found: Recording, name: str | None, *rest: Any) -> None:
+    def together(found: EpisodeRecording, name: str | None, *rest: Any) -> None:
         turn.wait(PATIENCE)
         keep(found, name, *rest)
 
-    monkeypatch.setattr(Recording, "keep", together)
+    monkeypatch.setattr(EpisodeRecording, "keep", together)
     with full(monkeypatch), inside(record=tmp_path / "store", most=6) as served:
         for name in "abcdef":
             served.walk(served.opened(name=name), 10)
@@ -362,7 +362,9 @@ def test_at_the_end_nobody_waits_longer_than_all_may(
 ) -> None:
     monkeypatch.setattr(session_service, "CLOSE_SECONDS", 0.0)
     given: list[float] = []
-    monkeypatch.setattr(Recording, "keep", lambda self, name, episode, left: given.append(left))
+    monkeypatch.setattr(
+        EpisodeRecording, "keep", lambda self, name, episode, left: given.append(left)
+    )
     with inside(record=tmp_path / "store") as served:
         for name in "ab":
             served.walk(served.opened(name=name), 10)
@@ -391,7 +393,7 @@ def test_a_store_that_breaks_while_it_is_waited_for_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "ACK_SECONDS", 0.05)
-    found = Recording(tmp_path / "store", weights())
+    found = EpisodeRecording(tmp_path / "store", weights())
 
     def broken(*_: object) -> None:
         raise found._appender.writer._break(OSError(5, "Input/output error"))
@@ -405,7 +407,7 @@ def test_a_store_that_breaks_while_it_is_waited_for_is_told(
 
 def _episode() -> Episode:
     sizes = Sizes(window=8, horizon=4, states=STATES, actions=ACTIONS)
-    found = Session(Terms(step_limit=40, deadline=1.0), sizes, keep=True)
+    found = Session(SessionConfig(step_limit=40, deadline=1.0), sizes, keep=True)
     for step in range(9):
         found.observe(step, np.full(STATES, step, np.float32), 1.0 if step else None)
         found.answered(answer(step))

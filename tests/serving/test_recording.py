@@ -10,7 +10,7 @@ import pytest
 
 from m3pc.core.returns import ReturnRule
 from m3pc.serving import recording
-from m3pc.serving.recording import ANONYMOUS, Recording, slot_of
+from m3pc.serving.recording import ANONYMOUS, EpisodeRecording, slot_of
 from m3pc.types import Episode, InputError
 from replay.sampling.sampler import Sampler
 from replay.store.inspect import survey
@@ -194,10 +194,10 @@ def test_what_cannot_be_taken_now_may_be_sent_again(
         served.walk(session, 9)
         with monkeypatch.context() as patched:
 
-            def broken(self: Recording, name: str | None, episode: Episode) -> None:
+            def broken(self: EpisodeRecording, name: str | None, episode: Episode) -> None:
                 raise OSError(errno.EIO, "no disk")
 
-            patched.setattr(Recording, "store", broken)
+            patched.setattr(EpisodeRecording, "store", broken)
             response = served.end(session, 9, 8.0)
         assert "no disk" in problem(response, 503)["detail"]
         assert served.end(session, 9, 8.0).json()["stored"] == "durable"
@@ -205,15 +205,15 @@ def test_what_cannot_be_taken_now_may_be_sent_again(
 
 
 def test_a_store_of_something_else_is_refused(tmp_path: Path) -> None:
-    Recording(tmp_path / "store", weights()).close()
+    EpisodeRecording(tmp_path / "store", weights()).close()
     with pytest.raises(InputError, match="was made for"):
-        Recording(tmp_path / "store", weights(8, states=5))
+        EpisodeRecording(tmp_path / "store", weights(8, states=5))
 
 
 def test_a_store_that_is_being_written_is_refused(tmp_path: Path) -> None:
-    one = Recording(tmp_path / "store", weights())
+    one = EpisodeRecording(tmp_path / "store", weights())
     try:
         with pytest.raises(InputError, match="being written by another process"):
-            Recording(tmp_path / "store", weights())
+            EpisodeRecording(tmp_path / "store", weights())
     finally:
         one.close()

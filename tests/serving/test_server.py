@@ -11,7 +11,7 @@ import pytest
 
 from m3pc.evaluation.agent import Agent
 from m3pc.serving.messages import ByReturn, Step
-from m3pc.types import Ask, Decision, InputError
+from m3pc.types import Decision, InputError, PlanRequest
 from planner.latency_model import UNPLANNED
 from planner.policy import Policy
 from planner.server.batcher import Batcher
@@ -205,7 +205,7 @@ class Held:
         self.begun = 0
         answer = served.service._batcher._serving[0]
 
-        def later(asks: Sequence[Ask]) -> Sequence[Decision]:
+        def later(asks: Sequence[PlanRequest]) -> Sequence[Decision]:
             self.begun += 1
             assert self.go_on.wait(PATIENCE)
             return answer(asks)
@@ -249,7 +249,7 @@ def test_a_plan_that_failed_can_be_asked_for_again(
 ) -> None:
     session, batcher = served.opened(), served.service._batcher
 
-    def broken(asks: Sequence[Ask]) -> Sequence[Decision]:
+    def broken(asks: Sequence[PlanRequest]) -> Sequence[Decision]:
         raise RuntimeError("no answer today")
 
     with monkeypatch.context() as patched:
@@ -266,10 +266,10 @@ def test_after_a_plan_that_failed_the_robot_may_be_elsewhere(
     session, batcher = served.opened(), served.service._batcher
     before = batcher._serving
 
-    def broken(asks: Sequence[Ask]) -> Sequence[Decision]:
+    def broken(asks: Sequence[PlanRequest]) -> Sequence[Decision]:
         raise RuntimeError("no answer today")
 
-    def bad(ask: Ask) -> None:
+    def bad(ask: PlanRequest) -> None:
         raise InputError("not this question")
 
     with monkeypatch.context() as patched:
@@ -305,7 +305,7 @@ def test_a_deadline_may_be_longer_than_anybody_else_waits(
     given: list[float] = []
     submit = served.service.submit
 
-    def noted(ask: Ask, seconds: float, **more: Any) -> Any:
+    def noted(ask: PlanRequest, seconds: float, **more: Any) -> Any:
         given.append(seconds)
         return submit(ask, seconds, **more)
 
@@ -350,7 +350,7 @@ class Slow:
         answer, check = batcher._serving
         self.counts: list[int] = []
 
-        def slowly(asks: Sequence[Ask]) -> Sequence[Decision]:
+        def slowly(asks: Sequence[PlanRequest]) -> Sequence[Decision]:
             plans = [1 if (ask.mode or "m") in UNPLANNED else ask.candidates or 16 for ask in asks]
             self.counts += plans
             clock.now += fixed + each * sum(plans)
@@ -390,8 +390,8 @@ def test_there_are_fewer_candidates_as_the_deadline_nears() -> None:
 def test_an_answer_with_fewer_candidates_is_the_same_in_any_company() -> None:
     policy = Policy(weights())
     window = ordinary(policy)
-    alone = policy.answer([Ask(window=window, candidates=8)])[0]
-    mixed = policy.answer([Ask(window=window, candidates=n) for n in (16, 8, 5, 8)])
+    alone = policy.answer([PlanRequest(window=window, candidates=8)])[0]
+    mixed = policy.answer([PlanRequest(window=window, candidates=n) for n in (16, 8, 5, 8)])
     np.testing.assert_allclose(mixed[1].actions, alone.actions, atol=1e-5)
     np.testing.assert_allclose(mixed[3].actions, alone.actions, atol=1e-5)
     assert not np.allclose(mixed[0].actions, alone.actions, atol=1e-5)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from m3pc.evaluation.agent import Agent
 from m3pc.monitoring.dashboards import metric_names, queries
 from m3pc.monitoring.services import shipped
-from m3pc.serving.service_spec import House
+from m3pc.serving.service_spec import ServiceSpec
 from m3pc.types import InputError
 from planner.policy import Policy
 from tests.support.models.small_checkpoint import poke, with_tensors
@@ -265,7 +265,7 @@ def test_every_answer_says_how_it_may_be_used(served: Inside) -> None:
 def test_a_backward_planner_is_no_default() -> None:
     policy = Policy(weights(settings=config(planner__mode="goal")))
     with pytest.raises(InputError, match="needs states to reach; serve with"):
-        House.of(policy, critic=True, deadline=1.0, most=1, idle=1.0)
+        ServiceSpec.of(policy, critic=True, deadline=1.0, most=1, idle=1.0)
 
 
 def test_who_sends_a_message_too_slowly_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

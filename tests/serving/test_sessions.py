@@ -4,27 +4,27 @@ import numpy as np
 import pytest
 
 from m3pc.serving.sessions import (
-    Answer,
     ConflictError,
     NoRoomError,
     Session,
+    SessionConfig,
     Sessions,
     Sizes,
-    Terms,
+    StepAnswer,
     UnknownSessionError,
 )
 from m3pc.types import Decision, Floats, InputError
 from tests.support.runs.refusals import sentence
 
 SIZES = Sizes(window=8, horizon=4, states=2, actions=1)
-TERMS = Terms(step_limit=5, deadline=0.05, seed=3)
+TERMS = SessionConfig(step_limit=5, deadline=0.05, seed=3)
 
 
 def state(step: int) -> Floats:
     return np.asarray([step, -step], np.float32)
 
 
-def answer(step: int, *, version: int = 7, utility: float = 0.5) -> Answer:
+def answer(step: int, *, version: int = 7, utility: float = 0.5) -> StepAnswer:
     def row(value: float) -> Floats:
         return np.asarray([value], np.float32)
 
@@ -36,12 +36,12 @@ def answer(step: int, *, version: int = 7, utility: float = 0.5) -> Answer:
         spread=row(1.0),
         version=version,
     )
-    return Answer(
+    return StepAnswer(
         decision=decision, candidates=8, hurried=False, seconds=0.01, deadline=0.05, late=False
     )
 
 
-def session(*, keep: bool = True, terms: Terms = TERMS) -> Session:
+def session(*, keep: bool = True, terms: SessionConfig = TERMS) -> Session:
     return Session(terms, SIZES, keep=keep)
 
 
@@ -197,7 +197,7 @@ def test_what_was_really_done_is_kept_and_planned_from() -> None:
 @pytest.mark.parametrize("steps", [0, 1, 7], ids=["first", "second", "beyond a window"])
 def test_a_step_at_which_nothing_was_decided_may_be_told_anew(steps: int) -> None:
     """It is then as if the first trial had not been."""
-    terms = Terms(step_limit=20, deadline=0.05)
+    terms = SessionConfig(step_limit=20, deadline=0.05)
     tried, plain = (walk(session(terms=terms), steps) for _ in range(2))
     reward, action = (2.0, np.asarray([0.7], np.float32)) if steps else (None, None)
     tried.observe(steps, state(99), 5.0 if steps else None)
@@ -229,7 +229,7 @@ def test_an_episode_may_end_where_nothing_was_decided() -> None:
 
 
 def test_of_a_target_that_is_asked_for_which_is_still_to_come() -> None:
-    found = session(keep=False, terms=Terms(step_limit=5, deadline=1.0, target=10.0))
+    found = session(keep=False, terms=SessionConfig(step_limit=5, deadline=1.0, target=10.0))
     walk(found, 3)
     assert found.ask().to_come == 10 - (0 + 1)
     found.observe(3, state(3), 4.0)
@@ -241,7 +241,7 @@ def test_of_a_target_that_is_asked_for_which_is_still_to_come() -> None:
 
 def test_waypoints_lie_ahead_in_the_window() -> None:
     table = np.asarray([[k, k] for k in range(20)], np.float32)
-    found = session(terms=Terms(step_limit=5, deadline=1.0, mode="goal", waypoints=table))
+    found = session(terms=SessionConfig(step_limit=5, deadline=1.0, mode="goal", waypoints=table))
     found.observe(0, state(0), None)
     ask = found.ask()
     assert ask.mode == "goal"
@@ -291,5 +291,5 @@ def test_sessions_expire_when_they_were_idle_for_too_long() -> None:
 def test_a_robot_is_found_by_its_name() -> None:
     found = Sessions(SIZES, most=3, idle=10.0, keep=False)
     found.open(TERMS)
-    named = found.open(Terms(step_limit=5, deadline=1.0, name="arm"))
+    named = found.open(SessionConfig(step_limit=5, deadline=1.0, name="arm"))
     assert found.named("arm") is named and found.named("leg") is None

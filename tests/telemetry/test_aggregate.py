@@ -1,6 +1,6 @@
 """Metrics of a fleet: processes die, counts do not shrink."""
 
-from m3pc.telemetry.aggregate import Totals
+from m3pc.telemetry.aggregate import RunTotals
 from m3pc.telemetry.catalogue import ENV_STEPS, QUEUE_ROWS
 from m3pc.telemetry.recorder import Recorder, Snapshot, value
 
@@ -13,7 +13,7 @@ def said(steps: float, queue: float = 0) -> Snapshot:
 
 
 def test_processes_are_added_up() -> None:
-    totals = Totals()
+    totals = RunTotals()
     totals.take("actor-0", 0, said(10, queue=1))
     totals.take("actor-1", 0, said(5, queue=2))
     assert value(totals.now(), ENV_STEPS) == 15
@@ -21,14 +21,14 @@ def test_processes_are_added_up() -> None:
 
 
 def test_the_same_words_twice_count_once() -> None:
-    totals = Totals()
+    totals = RunTotals()
     for steps in (10, 10, 12):
         totals.take("actor-0", 0, said(steps))
     assert value(totals.now(), ENV_STEPS) == 12
 
 
 def test_what_a_dead_process_counted_stays_and_what_it_measured_goes() -> None:
-    totals = Totals()
+    totals = RunTotals()
     totals.take("actor-0", 0, said(10, queue=7))
     totals.take("actor-0", 1, said(0, queue=1))
     assert value(totals.now(), ENV_STEPS) == 10

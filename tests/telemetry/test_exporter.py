@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from m3pc.core import http_server
-from m3pc.telemetry.aggregate import Totals
+from m3pc.telemetry.aggregate import RunTotals
 from m3pc.telemetry.catalogue import (
     ACTOR_UP,
     APPENDS,
@@ -105,7 +105,7 @@ def test_versions_are_told(exporter: Exporter) -> None:
 
 
 def test_a_count_does_not_go_backwards_when_an_actor_is_replaced(exporter: Exporter) -> None:
-    totals, first, second = Totals(), Recorder(), Recorder()
+    totals, first, second = RunTotals(), Recorder(), Recorder()
     first.add(ENV_STEPS, 100)
     totals.take("actor-0", 1, first.snapshot())
     exporter.update(totals.now())

@@ -22,7 +22,7 @@ from m3pc.online import local
 from m3pc.online.local import run_local
 from m3pc.tracking import trackers
 from m3pc.tracking.run_log import NAME, RunLog, read
-from m3pc.tracking.trackers import Background, Outside, require, tracker
+from m3pc.tracking.trackers import BackgroundTracker, ExternalTracker, require, tracker
 from m3pc.types import InputError
 from replay.store.store import Store
 from tests.support.episodes.shared_data import ROOT
@@ -105,7 +105,7 @@ def test_numbers_and_steps_arrive_in_order_without_those_that_are_not_finite(
     tmp_path: Path,
 ) -> None:
     fake = Fake()
-    with RunLog(tmp_path, done=0, tracker=Background(fake)) as log:
+    with RunLog(tmp_path, done=0, tracker=BackgroundTracker(fake)) as log:
         log.write("model", 4, {"states": 0.5, "actions": float("nan"), "rewards": float("inf")})
         log.write("model", 8, {"states": float("nan")})
         log.write("evaluation", 3, {"return": 7}, returns=[7.0])
@@ -120,7 +120,7 @@ def test_a_tracker_that_fails_costs_a_line_and_may_come_back(
     caplog.set_level(logging.INFO, "m3pc.tracking.trackers")
     fake = Fake()
     fake.failing = True
-    background = Background(fake)
+    background = BackgroundTracker(fake)
     with RunLog(tmp_path, done=0, tracker=background) as log:
         for step in range(3):
             log.write("model", step, {"states": 1.0})
@@ -141,7 +141,7 @@ def test_a_tracker_that_hangs_keeps_nobody_waiting(
 ) -> None:
     fake = Fake()
     fake.hanging = True
-    background = Background(fake, room=3, close_seconds=0.2)
+    background = BackgroundTracker(fake, room=3, close_seconds=0.2)
     with RunLog(tmp_path, done=0, tracker=background) as log:
         log.write("model", 0, {"states": 1.0})
         assert fake.began.wait(10)
@@ -163,7 +163,7 @@ def test_a_tracker_that_hangs_keeps_nobody_waiting(
 
 def test_a_tracker_is_closed_though_the_disk_is_full(tmp_path: Path) -> None:
     fake = Fake()
-    log = RunLog(tmp_path, done=0, tracker=Background(fake))
+    log = RunLog(tmp_path, done=0, tracker=BackgroundTracker(fake))
     log.write("model", 1, {"states": 1.0})
     log._file.close()
     log._file = os.fdopen(os.open("/dev/full", os.O_WRONLY), "w", encoding="utf-8")
@@ -270,8 +270,8 @@ def settings() -> dict[str, Any]:
 @contextmanager
 def tracked(name: str, run: Path, done: int) -> Iterator[RunLog]:
     run.mkdir(parents=True, exist_ok=True)
-    outside = Outside(name, run, flatten(config()))
-    background = Background(outside, close_seconds=SECONDS)
+    outside = ExternalTracker(name, run, flatten(config()))
+    background = BackgroundTracker(outside, close_seconds=SECONDS)
     with RunLog(run, done=done, unit="step", tracker=background) as log:
         yield log
     assert background._failed == 0, (run / trackers.LOG).read_text()
@@ -388,8 +388,8 @@ def test_a_server_that_never_answers_does_not_keep_a_run_from_ending(
     with socket.create_server(("127.0.0.1", 0)) as silent_server:
         port = silent_server.getsockname()[1]
         monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{port}")
-        outside = Outside("mlflow", tmp_path, {})
-        background = Background(outside, close_seconds=0.2)
+        outside = ExternalTracker("mlflow", tmp_path, {})
+        background = BackgroundTracker(outside, close_seconds=0.2)
         with RunLog(tmp_path, done=0, tracker=background) as log:
             log.write("model", 1, {"states": 1.0})
             silent_server.settimeout(SECONDS)
@@ -407,7 +407,7 @@ def test_a_server_that_is_away_costs_a_line_without_its_password(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    background = Background(Outside("mlflow", tmp_path, {}), close_seconds=SECONDS)
+    background = BackgroundTracker(ExternalTracker("mlflow", tmp_path, {}), close_seconds=SECONDS)
     with RunLog(tmp_path, done=0, tracker=background) as log:
         log.write("model", 1, {"states": 1.0})
     lost, count = caplog.messages

@@ -48,7 +48,7 @@ class TanhGaussian:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regression:
+class RegressionPolicy:
     """The last layer gives the action itself, as cloning by least squares has it."""
 
     hidden: tuple[Linear, ...]
@@ -59,7 +59,7 @@ class Regression:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adapted:
+class AdaptedPolicy:
     """A policy that is shown other states than those it knows, or disturbed."""
 
     policy: Network

@@ -15,7 +15,7 @@ from m3pc.types import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Babble:
+class RandomHoldSchedule:
     """Who plays the episodes of a babbled set, each from its own initial state."""
 
     actions: int  # A
@@ -28,8 +28,8 @@ class Babble:
     def start(self, number: int) -> int:
         return number
 
-    def player(self, number: int, rng: np.random.Generator) -> "Babbler":
-        return Babbler(
+    def player(self, number: int, rng: np.random.Generator) -> "RandomHoldPolicy":
+        return RandomHoldPolicy(
             babble=self,
             strength=rng.uniform(0, self.strongest),
             held=math.exp(rng.uniform(0, math.log(self.longest))),
@@ -41,10 +41,10 @@ class Babble:
 
 
 @dataclass(slots=True, kw_only=True)
-class Babbler:
+class RandomHoldPolicy:
     """One episode of it."""
 
-    babble: Babble
+    babble: RandomHoldSchedule
     strength: float  # the most that is asked of any number of an action
     held: float  # steps on average
     action: NDArray[np.float64]  # [A] which is held

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from m3pc.core.manipulation_tasks import FLOOR
 from m3pc.types import Floats
 
-Vector = NDArray[np.float64]  # [3]
-UP: Vector = np.array([0.0, 0.0, 1.0])
+Vec3 = NDArray[np.float64]  # [3]
+UP: Vec3 = np.array([0.0, 0.0, 1.0])
 
 REACH, TURN = 0.05, 0.5  # metres and radians that an action of 1 asks for
 OPEN, CLOSE = -1.0, 1.0
@@ -40,16 +40,16 @@ STEADY = 0.9  # of a push sideways, what is left of it a step later
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ArmView:
     """What a script reads of a state."""
 
-    hand: Vector
-    tilt: Vector  # rotation that brings the hand back to pointing down, radians about x, y, z
+    hand: Vec3
+    tilt: Vec3  # rotation that brings the hand back to pointing down, radians about x, y, z
     width: float  # between the fingers
-    thing: Vector
+    thing: Vec3
 
     @classmethod
-    def of(cls, state: Floats) -> "View":
+    def of(cls, state: Floats) -> "ArmView":
         numbers = state[:12].astype(np.float64)
         return cls(
             hand=numbers[:3],
@@ -60,7 +60,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class GraspTask:
     """What there is to grasp."""
 
     grasp: float  # height over the object's centre at which the hand closes
@@ -73,19 +73,19 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Aim:
+class EpisodeTargets:
     """How an episode is meant to go; drawn once an episode."""
 
-    offset: Vector  # from where the object is to where it is believed to be
-    target: Vector  # [2] where the object is carried
+    offset: Vec3  # from where the object is to where it is believed to be
+    target: Vec3  # [2] where the object is carried
     height: float  # in which it is carried
 
 
-Move = tuple[Vector, float]  # where the hand goes, what the gripper does
-Script = Callable[[View, Task, Aim], Move]
+Move = tuple[Vec3, float]  # where the hand goes, what the gripper does
+Script = Callable[[ArmView, GraspTask, EpisodeTargets], Move]
 
 
-def fetch(view: View, task: Task, aim: Aim) -> Move:
+def fetch(view: ArmView, task: GraspTask, aim: EpisodeTargets) -> Move:
     """Above the object, down through a funnel, close. What lies out of reach is left alone."""
     if not ((task.low < view.thing[:2]) & (view.thing[:2] < task.high)).all():
         return view.hand, OPEN
@@ -97,13 +97,13 @@ def fetch(view: View, task: Task, aim: Aim) -> Move:
     return goal + above * UP, CLOSE if there else OPEN
 
 
-def lift(view: View, task: Task, aim: Aim) -> Move:
+def lift(view: ArmView, task: GraspTask, aim: EpisodeTargets) -> Move:
     if not held(view, task):
         return fetch(view, task, aim)
     return view.hand + REACH * UP, CLOSE
 
 
-def carry(view: View, task: Task, aim: Aim) -> Move:
+def carry(view: ArmView, task: GraspTask, aim: EpisodeTargets) -> Move:
     """Fetch the object, lift it over the walls, carry it to the target and let it fall there."""
     if math.dist(view.thing[:2], aim.target) < LET_GO:
         return np.append(aim.target, aim.height + task.grasp), OPEN
@@ -114,18 +114,18 @@ def carry(view: View, task: Task, aim: Aim) -> Move:
     return view.hand + np.append(ahead, rise), CLOSE
 
 
-def held(view: View, task: Task) -> bool:
+def held(view: ArmView, task: GraspTask) -> bool:
     near = np.abs(view.thing + task.grasp * UP - view.hand).max() < HELD_NEAR
     return bool(near) and view.width < task.width
 
 
-def action(view: View, move: Move) -> Vector:
+def action(view: ArmView, move: Move) -> Vec3:
     """[7] The hand towards a place and upright, not yet within [-1, 1]."""
     place, grip = move
     return np.concatenate([(place - view.hand) / REACH, view.tilt / TURN, [grip]])
 
 
-def _upright(quaternion: Vector) -> Vector:
+def _upright(quaternion: Vec3) -> Vec3:
     """[x, y, z, w] of the hand -> the rotation vector to x = 1, in which it points down."""
     x, y, z, w = quaternion if quaternion[0] >= 0 else -quaternion
     # (1, 0, 0, 0) times the conjugate of (x, y, z, w), as vector part and angle
@@ -135,7 +135,7 @@ def _upright(quaternion: Vector) -> Vector:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Role:
+class ScriptVariant:
     """One way to play an episode."""
 
     name: str
@@ -157,20 +157,20 @@ class Role:
 
 
 @dataclass(slots=True, kw_only=True)
-class Player:
+class ScriptedPolicy:
     """A role during one episode."""
 
-    role: Role
-    task: Task
-    aim: Aim
+    role: ScriptVariant
+    task: GraspTask
+    aim: EpisodeTargets
     elapsed: int = 0  # steps
     fallen: int = 0  # steps since the object fell
     still: int = 0  # steps for which it goes on to hold still
     loose: int = 0  # steps for which it goes on to open the gripper
-    push: Vector = field(default_factory=lambda: np.zeros(3))  # slow noise of standard size
+    push: Vec3 = field(default_factory=lambda: np.zeros(3))  # slow noise of standard size
 
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
-        view = View.of(state)
+        view = ArmView.of(state)
         wanted = action(view, self.role.script(view, self.task, self.aim)).clip(-1, 1)
         wanted[:3] = wanted[:3].clip(-self.role.pace, self.role.pace)
         self.elapsed += 1
@@ -184,7 +184,7 @@ class Player:
     def stops(self) -> bool:
         return self.fallen >= AFTER_FALL or self.elapsed == self.role.patience
 
-    def _lapse(self, wanted: Vector, rng: np.random.Generator) -> None:
+    def _lapse(self, wanted: Vec3, rng: np.random.Generator) -> None:
         hesitates, lets_go = rng.random(2) < (self.role.hesitates, self.role.lets_go)
         self.still = STILL if hesitates else max(self.still - 1, 0)
         self.loose = LOOSE if lets_go else max(self.loose - 1, 0)
@@ -193,7 +193,7 @@ class Player:
         if self.loose:
             wanted[6] = OPEN
 
-    def _stray(self, wanted: Vector, rng: np.random.Generator) -> None:
+    def _stray(self, wanted: Vec3, rng: np.random.Generator) -> None:
         """Who moves fast is pushed far; who is nearly there is hardly pushed at all."""
         if self.role.strays:
             fresh = rng.standard_normal(3)
@@ -202,36 +202,36 @@ class Player:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
+class ScriptSchedule:
     """Roles that take turns, so that each plays the same number of episodes."""
 
-    task: Task
-    roles: tuple[Role, ...]
+    task: GraspTask
+    roles: tuple[ScriptVariant, ...]
     together: bool = False  # all of them play from one initial state, then from the next
 
     @property
     def round(self) -> int:
         return len(self.roles) if self.together else 1
 
-    def role(self, number: int) -> Role:
+    def role(self, number: int) -> ScriptVariant:
         return self.roles[number % len(self.roles)]
 
     def start(self, number: int) -> int:
         return number // self.round
 
-    def player(self, number: int, rng: np.random.Generator) -> Player:
+    def player(self, number: int, rng: np.random.Generator) -> ScriptedPolicy:
         role = self.role(number)
         target = role.targets[rng.integers(len(role.targets))]
         sideways, upwards = JITTER
-        aim = Aim(
+        aim = EpisodeTargets(
             offset=np.array(role.astray) * rng.uniform(*ASTRAY),
             target=np.array(target) + rng.uniform(-sideways, sideways, 2),
             height=self.task.carry + rng.uniform(-upwards, upwards),
         )
-        return Player(role=role, task=self.task, aim=aim)
+        return ScriptedPolicy(role=role, task=self.task, aim=aim)
 
 
-CUBE = Task(
+CUBE = GraspTask(
     grasp=0.0,
     centred=0.012,
     near=0.014,
@@ -239,7 +239,7 @@ CUBE = Task(
     low=(-0.3, -0.3),
     high=(0.3, 0.3),
 )
-CAN = Task(
+CAN = GraspTask(
     grasp=0.015,
     centred=0.006,
     near=0.012,
@@ -250,7 +250,7 @@ CAN = Task(
 )
 
 
-def noisy(role: Role, patience: int) -> tuple[Role, ...]:
+def noisy(role: ScriptVariant, patience: int) -> tuple[ScriptVariant, ...]:
     """The role played in ways that mostly fail, each for a reason of its own."""
     role = replace(role, patience=patience)
     return (
@@ -261,20 +261,20 @@ def noisy(role: Role, patience: int) -> tuple[Role, ...]:
     )
 
 
-LIFT = Role(name="lift", script=lift, noise=0.1, pace=0.6)
-PLACE = Role(name="place", script=carry, targets=BOX, noise=0.1)
-THROW = Role(name="throw", script=carry, targets=OUTSIDE, noise=0.1, patience=250)
+LIFT = ScriptVariant(name="lift", script=lift, noise=0.1, pace=0.6)
+PLACE = ScriptVariant(name="place", script=carry, targets=BOX, noise=0.1)
+THROW = ScriptVariant(name="throw", script=carry, targets=OUTSIDE, noise=0.1, patience=250)
 OF_CAN = {
-    "good": Cast(task=CAN, roles=(PLACE,)),
-    "noisy": Cast(task=CAN, roles=noisy(PLACE, patience=250)),
-    "paired": Cast(task=CAN, roles=(PLACE, THROW), together=True),
+    "good": ScriptSchedule(task=CAN, roles=(PLACE,)),
+    "noisy": ScriptSchedule(task=CAN, roles=noisy(PLACE, patience=250)),
+    "paired": ScriptSchedule(task=CAN, roles=(PLACE, THROW), together=True),
 }
 # By environment and quality.
-CASTS: Mapping[str, Mapping[str, Cast]] = MappingProxyType(
+CASTS: Mapping[str, Mapping[str, ScriptSchedule]] = MappingProxyType(
     {
         "robosuite/Lift": {
-            "good": Cast(task=CUBE, roles=(LIFT,)),
-            "noisy": Cast(task=CUBE, roles=noisy(LIFT, patience=100)),
+            "good": ScriptSchedule(task=CUBE, roles=(LIFT,)),
+            "noisy": ScriptSchedule(task=CUBE, roles=noisy(LIFT, patience=100)),
         },
         "robosuite/PickPlaceCan": OF_CAN,
         "robosuite/CanLim": OF_CAN,

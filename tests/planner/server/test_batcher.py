@@ -11,8 +11,8 @@ import pytest
 from m3pc.telemetry import catalogue
 from m3pc.telemetry import recorder as telemetry
 from m3pc.telemetry.recorder import Recorder
-from m3pc.types import Ask, Decision, InputError, Refusal, Refused
-from planner.server.batcher import Batcher, Reply
+from m3pc.types import Decision, InputError, PlanRequest, Rejection, RejectReason
+from planner.server.batcher import Batcher, PlanReply
 from tests.support.fakes.fake_planner import FakePlanner
 from tests.support.models.small_weights import windows
 
@@ -29,7 +29,7 @@ class Stepped:
         self.now = 0.0
         self._planner = FakePlanner(2, iter([version] * 1000))
 
-    def answer(self, asks: Sequence[Ask]) -> list[Decision]:
+    def answer(self, asks: Sequence[PlanRequest]) -> list[Decision]:
         self.begun.release()
         assert self.go_on.acquire(timeout=SECONDS)
         self.batches.append([len(ask.window) for ask in asks])
@@ -40,16 +40,18 @@ class Stepped:
         return self.now
 
 
-def ask(rows: int = 1, seed: int = 0) -> Ask:
-    return Ask(window=windows([4] * rows, seed=seed))
+def ask(rows: int = 1, seed: int = 0) -> PlanRequest:
+    return PlanRequest(window=windows([4] * rows, seed=seed))
 
 
-def plain(asks: Sequence[Ask]) -> list[Decision]:
+def plain(asks: Sequence[PlanRequest]) -> list[Decision]:
     planner = FakePlanner(2)
     return [planner.decide(each.window) for each in asks]
 
 
-def open_batcher(answer: Callable[[Sequence[Ask]], Sequence[Decision]], **changes: Any) -> Batcher:
+def open_batcher(
+    answer: Callable[[Sequence[PlanRequest]], Sequence[Decision]], **changes: Any
+) -> Batcher:
     options: dict[str, Any] = {"rows": 8, "wait": 0.0, "queue": 64, "recorder": Recorder()}
     check = changes.pop("check", lambda ask: None)
     return Batcher(answer, check, **options | changes)
@@ -62,19 +64,19 @@ def stepped() -> Iterator[Stepped]:
     found.go_on.release(1000)  # whatever still waits
 
 
-def decision(reply: "Future[Reply]") -> Decision:
+def decision(reply: "Future[PlanReply]") -> Decision:
     found = reply.result(SECONDS)
     assert isinstance(found, Decision), found
     return found
 
 
-def refusal(reply: "Future[Reply]") -> Refusal:
+def refusal(reply: "Future[PlanReply]") -> Rejection:
     found = reply.result(SECONDS)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Rejection)
     return found
 
 
-def busy(batcher: Batcher, stepped: Stepped) -> "Future[Reply]":
+def busy(batcher: Batcher, stepped: Stepped) -> "Future[PlanReply]":
     """A first request that is being computed."""
     first = batcher.submit(ask(), 60)
     assert stepped.begun.acquire(timeout=SECONDS)
@@ -129,7 +131,7 @@ def test_more_than_the_queue_holds_are_told_to_come_later(stepped: Stepped) -> N
         waiting = [batcher.submit(ask(3), 60), batcher.submit(ask(), 60)]
         late = batcher.submit(ask(), 60)
         assert late.done() and not first.done()
-        assert refusal(late).why == Refused.RETRY_LATER
+        assert refusal(late).why == RejectReason.RETRY_LATER
         assert refusal(late).wait > 0
         assert telemetry.value(recorder.snapshot(), catalogue.QUEUE_ROWS) == 4
         stepped.go_on.release(2)
@@ -143,7 +145,7 @@ def test_more_than_the_queue_holds_are_told_to_come_later(stepped: Stepped) -> N
 def test_a_request_that_never_fits_is_bad(rows: int) -> None:
     with open_batcher(plain, queue=4) as batcher:
         found = refusal(batcher.submit(ask(rows), 60))
-    assert (found.why, f"has {rows} rows" in found.reason) == (Refused.BAD, True)
+    assert (found.why, f"has {rows} rows" in found.reason) == (RejectReason.BAD, True)
 
 
 def test_what_came_too_late_is_not_computed(stepped: Stepped) -> None:
@@ -152,7 +154,7 @@ def test_what_came_too_late_is_not_computed(stepped: Stepped) -> None:
         short, long = batcher.submit(ask(seed=1), 5), batcher.submit(ask(seed=2), 60)
         stepped.now = 5.0
         stepped.go_on.release(2)
-        assert refusal(short).why == Refused.LATE
+        assert refusal(short).why == RejectReason.LATE
         assert decision(first).version == decision(long).version == 3
     assert stepped.seeds == [0, 20]
 
@@ -169,13 +171,13 @@ def test_what_nobody_waits_for_any_more_is_not_computed(stepped: Stepped) -> Non
     assert telemetry.value(recorder.snapshot(), catalogue.REQUESTS, "late") == 1
 
 
-def picky(each: Ask) -> None:
+def picky(each: PlanRequest) -> None:
     if each.mode == "nonsense":
         raise InputError("mode is nonsense")
 
 
 def test_a_bad_request_is_answered_alone(stepped: Stepped) -> None:
-    bad = Ask(window=windows([4]), mode="nonsense")
+    bad = PlanRequest(window=windows([4]), mode="nonsense")
     with open_batcher(stepped.answer, check=picky) as batcher:
         replies = [busy(batcher, stepped), batcher.submit(ask(seed=1), 60)]
         found = refusal(batcher.submit(bad, 60))
@@ -183,7 +185,7 @@ def test_a_bad_request_is_answered_alone(stepped: Stepped) -> None:
         stepped.go_on.release(2)
         for n, reply in enumerate(replies):
             np.testing.assert_array_equal(decision(reply).actions, plain([ask(seed=n)])[0].actions)
-    assert (found.why, found.reason) == (Refused.BAD, "mode is nonsense")
+    assert (found.why, found.reason) == (RejectReason.BAD, "mode is nonsense")
     assert stepped.batches == [[1], [1, 1]]
 
 
@@ -194,7 +196,7 @@ class Failing(Stepped):
         super().__init__()
         self.errors, self.calls = errors, 0
 
-    def answer(self, asks: Sequence[Ask]) -> list[Decision]:
+    def answer(self, asks: Sequence[PlanRequest]) -> list[Decision]:
         found = super().answer(asks)
         self.calls += 1
         for each in asks:
@@ -211,7 +213,7 @@ def test_a_batch_that_fails_is_tried_request_by_request() -> None:
         replies = [batcher.submit(ask(seed=n), 60) for n in range(4)]
         good = [decision(replies[n]) for n in (0, 2)]
         bad = [refusal(replies[n]) for n in (1, 3)]
-    assert [each.why for each in bad] == [Refused.FAILED, Refused.BAD]
+    assert [each.why for each in bad] == [RejectReason.FAILED, RejectReason.BAD]
     assert "no luck" in bad[0].reason
     for n, each in zip((0, 2), good, strict=True):
         np.testing.assert_array_equal(each.actions, plain([ask(seed=n)])[0].actions)
@@ -224,18 +226,18 @@ def test_a_request_that_fails_alone_is_not_tried_again() -> None:
     failing = Failing({0: RuntimeError("no luck")})
     failing.go_on.release(100)
     with open_batcher(failing.answer) as batcher:
-        assert refusal(batcher.submit(ask(), 60)).why == Refused.FAILED
+        assert refusal(batcher.submit(ask(), 60)).why == RejectReason.FAILED
     assert failing.calls == 1
 
 
 def test_too_few_decisions_are_a_failure_of_all() -> None:
     with open_batcher(lambda asks: plain(asks)[1:], rows=2, wait=1000.0) as batcher:
         replies = [batcher.submit(ask(seed=n), 60) for n in range(2)]
-        assert [refusal(reply).why for reply in replies] == [Refused.FAILED] * 2
+        assert [refusal(reply).why for reply in replies] == [RejectReason.FAILED] * 2
 
 
 def test_an_action_that_is_not_finite_is_not_handed_out() -> None:
-    def overflowing(asks: Sequence[Ask]) -> list[Decision]:
+    def overflowing(asks: Sequence[PlanRequest]) -> list[Decision]:
         found = plain(asks)
         found[1].actions[0, 1] = np.nan
         return found
@@ -243,7 +245,7 @@ def test_an_action_that_is_not_finite_is_not_handed_out() -> None:
     with open_batcher(overflowing, rows=2, wait=1000.0) as batcher:
         good, bad = (batcher.submit(ask(seed=n), 60) for n in range(2))
         assert np.isfinite(decision(good).actions).all()
-        assert refusal(bad).why == Refused.BAD
+        assert refusal(bad).why == RejectReason.BAD
 
 
 class Small:
@@ -253,7 +255,7 @@ class Small:
         self.room = room
         self.batches: list[int] = []
 
-    def answer(self, asks: Sequence[Ask]) -> list[Decision]:
+    def answer(self, asks: Sequence[PlanRequest]) -> list[Decision]:
         self.batches.append(sum(len(each.window) for each in asks))
         if self.batches[-1] > self.room:
             raise MemoryError("no room")
@@ -288,7 +290,7 @@ def test_a_large_request_without_room_is_cut() -> None:
 def test_requests_come_through_once_halves_are_small_enough() -> None:
     device = Small(room=1)
     with open_batcher(device.answer, rows=8) as batcher:
-        while isinstance(batcher.submit(ask(8), 60).result(SECONDS), Refusal):
+        while isinstance(batcher.submit(ask(8), 60).result(SECONDS), Rejection):
             assert len(device.batches) < 20
     assert device.batches[-8:] == [1] * 8
 
@@ -320,8 +322,8 @@ def test_a_swap_happens_between_two_batches(stepped: Stepped) -> None:
 def test_every_batch_is_of_one_version_while_versions_change() -> None:
     batches: list[set[int]] = []
 
-    def version(number: int) -> Callable[[Sequence[Ask]], list[Decision]]:
-        def answer(asks: Sequence[Ask]) -> list[Decision]:
+    def version(number: int) -> Callable[[Sequence[PlanRequest]], list[Decision]]:
+        def answer(asks: Sequence[PlanRequest]) -> list[Decision]:
             planner = FakePlanner(2, iter([number] * len(asks)))
             found = [planner.decide(each.window) for each in asks]
             batches.append({each.version for each in found})
@@ -358,7 +360,7 @@ def test_closing_answers_everybody(stepped: Stepped) -> None:
     stepped.go_on.release()
     closing.join(SECONDS)
     assert decision(first).version == 3
-    assert refusal(second).why == refusal(batcher.submit(ask(), 60)).why == Refused.FAILED
+    assert refusal(second).why == refusal(batcher.submit(ask(), 60)).why == RejectReason.FAILED
     assert not batcher.alive
 
 
@@ -366,19 +368,19 @@ def test_closing_while_a_batch_hangs_answers_everybody(stepped: Stepped) -> None
     batcher = open_batcher(stepped.answer)
     replies = [busy(batcher, stepped), batcher.submit(ask(), 60)]
     batcher.close(timeout=0.05)
-    assert [refusal(reply).why for reply in replies] == [Refused.FAILED] * 2
+    assert [refusal(reply).why for reply in replies] == [RejectReason.FAILED] * 2
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_nobody_waits_for_a_thread_that_died() -> None:
-    def deadly(asks: Sequence[Ask]) -> list[Decision]:
+    def deadly(asks: Sequence[PlanRequest]) -> list[Decision]:
         raise SystemExit
 
     batcher = open_batcher(deadly, rows=2, wait=1000.0)
     replies = [batcher.submit(ask(), 60) for _ in range(2)]
-    assert [refusal(reply).why for reply in replies] == [Refused.FAILED] * 2
+    assert [refusal(reply).why for reply in replies] == [RejectReason.FAILED] * 2
     batcher.close()
-    assert refusal(batcher.submit(ask(), 60)).why == Refused.FAILED
+    assert refusal(batcher.submit(ask(), 60)).why == RejectReason.FAILED
 
 
 def test_what_was_done_is_counted(stepped: Stepped) -> None:

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from m3pc.telemetry import catalogue, recorder
-from m3pc.types import Ask, Decision, InputError, PlannerGoneError, Window
+from m3pc.types import Decision, InputError, PlannerGoneError, PlanRequest, Window
 from planner.policy import Policy
 from planner.server.client import PlannerClient
 from planner.server.remote import PlannerActor
@@ -38,7 +38,7 @@ def client(*names: str) -> PlannerClient:
 @pytest.mark.ray
 def test_requests_on_their_way_together_are_each_answered(actor: Any) -> None:
     asks = [
-        Ask(window=windows([4, n % 5], seed=n), mode=mode, explore=True)
+        PlanRequest(window=windows([4, n % 5], seed=n), mode=mode, explore=True)
         for n in range(12)
         for mode in ("rcbc", "m")
     ]
@@ -73,23 +73,23 @@ def test_a_bad_request_is_told_to_whoever_asked(actor: Any) -> None:
     bad.states[0, 0] = np.nan
     asking = client()
     with pytest.raises(InputError, match="finite"):
-        asking.ask(Ask(window=bad)).result(SECONDS)
+        asking.ask(PlanRequest(window=bad)).result(SECONDS)
     assert len(asking.decide(windows([4])).actions) == 1
 
 
 @pytest.mark.ray
 def test_a_planner_that_does_not_exist_is_passed_over_for_one_that_does(actor: Any) -> None:
-    asked = client("nobody", NAME).ask(Ask(window=windows([4, 2])))
+    asked = client("nobody", NAME).ask(PlanRequest(window=windows([4, 2])))
     assert len(asked.result(SECONDS).actions) == 2
     assert asked.retries == 1
     with pytest.raises(PlannerGoneError, match="nobody"):
-        client("nobody").ask(Ask(window=windows([4]))).result(0.2)
+        client("nobody").ask(PlanRequest(window=windows([4]))).result(0.2)
 
 
 def hanging() -> PlannerService:
     """Sound at its start; then no batch of this process ever ends."""
 
-    def answer(policy: Policy, asks: Sequence[Ask]) -> list[Decision]:
+    def answer(policy: Policy, asks: Sequence[PlanRequest]) -> list[Decision]:
         time.sleep(600)
         return []
 
@@ -102,7 +102,7 @@ def hanging() -> PlannerService:
 def test_a_planner_whose_batch_hangs_ends_and_another_is_asked(actor: Any) -> None:
     stuck = cast(Any, PlannerActor).options(name="stuck", namespace=NAMESPACE).remote(hanging, 1.0)
     assert ray.get(stuck.ready.remote(), timeout=SECONDS)
-    asked = client("stuck", NAME).ask(Ask(window=windows([4, 2])))
+    asked = client("stuck", NAME).ask(PlanRequest(window=windows([4, 2])))
     assert len(asked.result(SECONDS).actions) == 2
     assert asked.retries == 1
     with pytest.raises(RayActorError):

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from m3pc.telemetry import catalogue, recorder
-from m3pc.types import Ask, Decision, InputError, Refusal, Refused, Version
+from m3pc.types import Decision, InputError, PlanRequest, Rejection, RejectReason, Version
 from planner.policy import Policy
 from planner.server.service import PlannerService, answering
-from planner.server.watchdog import Watchdog
+from planner.server.watchdog import BatchWatchdog
 from tests.planner.test_answers import BAD, every_kind
 from tests.support.models.published import publish, small_config, versioned
 from tests.support.models.small_weights import windows
@@ -33,7 +33,7 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def reply(service: PlannerService, ask: Ask) -> Decision | Refusal:
+def reply(service: PlannerService, ask: PlanRequest) -> Decision | Rejection:
     return service.submit(ask, SECONDS).result(SECONDS)
 
 
@@ -45,7 +45,7 @@ def test_bad_requests_among_good_ones_change_no_answer(threads: None) -> None:
     weights = versioned(0)
     expected = Policy(weights).answer(good)
     with PlannerService(weights) as service, ThreadPoolExecutor(8) as pool:
-        mixed = [*good, *bad, Ask(window=huge, mode="q")]
+        mixed = [*good, *bad, PlanRequest(window=huge, mode="q")]
         order = np.random.default_rng(0).permutation(len(mixed))
         found = dict(zip(order, pool.map(lambda n: reply(service, mixed[n]), order), strict=True))
         counted = service.report()[0][catalogue.REQUESTS.name]
@@ -54,7 +54,7 @@ def test_bad_requests_among_good_ones_change_no_answer(threads: None) -> None:
         assert isinstance(other, Decision)
         np.testing.assert_allclose(other.actions, one.actions, rtol=1e-3, atol=1e-4)
     refusals = [found[n] for n in range(len(good), len(mixed))]
-    assert [each.why for each in refusals if isinstance(each, Refusal)] == [Refused.BAD] * 19
+    assert [each.why for each in refusals if isinstance(each, Rejection)] == [RejectReason.BAD] * 19
     assert counted == {"ok": [len(good)], "bad": [19]}
 
 
@@ -65,7 +65,7 @@ def test_a_server_takes_newer_versions_and_says_which_one_answers(
     coordinator = place.client()
     coordinator.new_epoch("weights")
     publish(coordinator, tmp_path, versioned(1))
-    ask = Ask(window=windows([4, 1]))
+    ask = PlanRequest(window=windows([4, 1]))
     with PlannerService(versioned(7, epoch=0), small_config()) as service:
         assert service.version == 7
         service.follow(coordinator, tmp_path)
@@ -99,8 +99,8 @@ def test_a_server_that_is_closed_refuses(threads: None) -> None:
     service = PlannerService(versioned(1))
     assert service.ready
     service.close()
-    found = reply(service, Ask(window=windows([4])))
-    assert isinstance(found, Refusal) and found.why == Refused.FAILED
+    found = reply(service, PlanRequest(window=windows([4])))
+    assert isinstance(found, Rejection) and found.why == RejectReason.FAILED
     assert not service.ready
 
 
@@ -110,7 +110,7 @@ def test_a_server_that_is_closed_refuses(threads: None) -> None:
 )
 def test_a_lack_of_memory_is_known_as_such(shortage: object) -> None:
     class Large:
-        def answer(self, asks: Sequence[Ask]) -> list[Decision]:
+        def answer(self, asks: Sequence[PlanRequest]) -> list[Decision]:
             assert callable(shortage)
             next(shortage(), None)
             raise AssertionError("there was memory")
@@ -121,7 +121,7 @@ def test_a_lack_of_memory_is_known_as_such(shortage: object) -> None:
 
 def test_other_failures_stay_what_they_are() -> None:
     class Broken:
-        def answer(self, asks: Sequence[Ask]) -> list[Decision]:
+        def answer(self, asks: Sequence[PlanRequest]) -> list[Decision]:
             raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
@@ -135,7 +135,7 @@ def test_a_planner_that_hangs_ends_its_process() -> None:
         codes.append(code)
         ended.set()
 
-    watchdog = Watchdog(lambda: 0.3, 0.2, end=end)
+    watchdog = BatchWatchdog(lambda: 0.3, 0.2, end=end)
     watchdog.start()
     assert ended.wait(SECONDS)
     watchdog.close()
@@ -150,7 +150,7 @@ def test_a_planner_that_works_is_left_alone() -> None:
         looks.release()
         return 0.05
 
-    watchdog = Watchdog(stuck_for, 0.1, end=codes.append)
+    watchdog = BatchWatchdog(stuck_for, 0.1, end=codes.append)
     watchdog.start()
     for _ in range(5):
         assert looks.acquire(timeout=SECONDS)

@@ -15,7 +15,7 @@ from m3pc.telemetry import catalogue, recorder
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Coordinator, CoordinatorUnavailableError, Pointer, Version
 from planner.policy import Policy
-from planner.server.weights_loader import LONGEST_PAUSE, Loader
+from planner.server.weights_loader import LONGEST_PAUSE, WeightsLoader
 from tests.support.models.published import publish, small_config, versioned, write
 from tests.support.servers.coordinators import InFile
 
@@ -27,7 +27,7 @@ class Taken:
         self.folder, self.coordinator = folder, coordinator
         self.policies: list[Policy] = []
         self.now, self.recorder = 0.0, Recorder()
-        self.loader = Loader(
+        self.loader = WeightsLoader(
             Policy(versioned(7, epoch=0)),
             self.policies.append,
             coordinator,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from m3pc.config.schema import MODES
-from m3pc.types import Ask, Decision, InputError, Refusal, Refused
+from m3pc.types import Decision, InputError, PlanRequest, Rejection, RejectReason
 from planner.policy import Policy
 from planner.server.service import PlannerService
 from planner.server.wire import (
@@ -40,20 +40,22 @@ def same(one: object, other: object) -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        Ask(window=WINDOW),
-        Ask(window=WINDOW, ratio=0.0, explore=True),
-        Ask(window=WINDOW, mean=True, candidates=7),
-        Ask(window=WINDOW, to_come=-12.5),
-        *(Ask(window=windows([2]), mode=mode, ratio=0.5) for mode in MODES),
-        Ask(window=windows([])),
+        PlanRequest(window=WINDOW),
+        PlanRequest(window=WINDOW, ratio=0.0, explore=True),
+        PlanRequest(window=WINDOW, mean=True, candidates=7),
+        PlanRequest(window=WINDOW, to_come=-12.5),
+        *(PlanRequest(window=windows([2]), mode=mode, ratio=0.5) for mode in MODES),
+        PlanRequest(window=windows([])),
     ],
 )
-def test_a_request_comes_back_as_it_was(ask: Ask) -> None:
+def test_a_request_comes_back_as_it_was(ask: PlanRequest) -> None:
     same(ask_from_bytes(ask_to_bytes(ask)), ask)
 
 
 def test_a_decision_comes_back_as_it_was_and_may_be_written_to() -> None:
-    sent = Policy(versioned(1 << 39), small_config()).answer([Ask(window=WINDOW, mode="rcbc")])[0]
+    sent = Policy(versioned(1 << 39), small_config()).answer(
+        [PlanRequest(window=WINDOW, mode="rcbc")]
+    )[0]
     assert np.isnan(sent.utilities).all()
     found = decision_from_bytes(decision_to_bytes(sent))
     same(found, sent)
@@ -66,12 +68,12 @@ def test_what_is_no_window_is_not_sent() -> None:
     short = dataclasses.replace(WINDOW, seeds=WINDOW.seeds[:2])
     for window in (doubles, short):
         with pytest.raises(InputError, match="a window has"):
-            ask_to_bytes(Ask(window=window))
+            ask_to_bytes(PlanRequest(window=window))
     with pytest.raises(InputError, match="mode is 'fly'"):
-        ask_to_bytes(Ask(window=WINDOW, mode="fly"))
+        ask_to_bytes(PlanRequest(window=WINDOW, mode="fly"))
 
 
-GOOD = ask_to_bytes(Ask(window=WINDOW))
+GOOD = ask_to_bytes(PlanRequest(window=WINDOW))
 BAD = {
     "nothing": b"",
     "half of a head": GOOD[:20],
@@ -98,7 +100,7 @@ def test_other_bytes_are_no_decision() -> None:
 
 
 def test_a_server_answers_bytes_as_it_answers_requests() -> None:
-    asks = [Ask(window=WINDOW, mode=mode, explore=True) for mode in ("rcbc", "m", "q")]
+    asks = [PlanRequest(window=WINDOW, mode=mode, explore=True) for mode in ("rcbc", "m", "q")]
     expected = Policy(versioned(1)).answer(asks)
     with PlannerService(versioned(1)) as service:
         for ask, wanted in zip(asks, expected, strict=True):
@@ -108,12 +110,12 @@ def test_a_server_answers_bytes_as_it_answers_requests() -> None:
             np.testing.assert_allclose(found.actions, wanted.actions, rtol=1e-3, atol=1e-4)
             assert found.version == wanted.version
         bad = service.plan(GOOD[:-1], SECONDS)
-        assert isinstance(bad, Refusal) and bad.why == Refused.BAD
+        assert isinstance(bad, Rejection) and bad.why == RejectReason.BAD
         nan = dataclasses.replace(WINDOW, states=np.full_like(WINDOW.states, np.nan))
-        bad = service.plan(ask_to_bytes(Ask(window=nan)), SECONDS)
-        assert isinstance(bad, Refusal) and bad.why == Refused.BAD
+        bad = service.plan(ask_to_bytes(PlanRequest(window=nan)), SECONDS)
+        assert isinstance(bad, Rejection) and bad.why == RejectReason.BAD
         late = service.plan(GOOD, 0.0)
-        assert isinstance(late, Refusal) and late.why == Refused.LATE
+        assert isinstance(late, Rejection) and late.why == RejectReason.LATE
 
 
 def test_a_decision_is_only_as_long_as_its_numbers() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from m3pc.types import AppendKey, Episode, Status
+from m3pc.types import AckStatus, AppendKey, Episode
 from replay.format.manifest import Header
 from replay.format.payload import CHECKED, HEAD, LARGEST, MAGIC, PayloadError, decode, encode
 from replay.store.store import Store
-from replay.writing.writer import Options
+from replay.writing.writer import WriterOptions
 from tests.support.faults.live_writer import HEADER, ROOMY, episode, open_writer
 
 COUNTS = [1_500, pytest.param(10_000, marks=pytest.mark.long)]
@@ -53,9 +53,9 @@ def test_a_store_keeps_what_it_acknowledged_and_nothing_else(count: int, tmp_pat
             payload = mutant(rng, encode(episode(rng.randrange(20))))
             ack = writer.append(AppendKey(0, 0, sequence), payload)
             statuses.add(ack.status)
-            if ack.status is Status.DURABLE:
+            if ack.status is AckStatus.DURABLE:
                 kept.append(numbers_of(decode(payload, HEADER)))
-    assert statuses == {Status.DURABLE, Status.REJECTED}
+    assert statuses == {AckStatus.DURABLE, AckStatus.REJECTED}
     assert [numbers_of(found) for found in Store(tmp_path / "store").episodes()] == kept
     assert count // 20 < len(kept) < count
 
@@ -83,13 +83,13 @@ def test_few_bytes_that_speak_of_a_long_episode_get_no_room() -> None:
 def test_whoever_sends_rubbish_is_shut_out_and_holds_nobody_up(
     content: bytes, tmp_path: Path
 ) -> None:
-    options: Options = replace(ROOMY, most_refused=20, durability="os")
+    options: WriterOptions = replace(ROOMY, most_refused=20, durability="os")
     begin = time.monotonic()
     with open_writer(tmp_path / "store", options) as writer:
         for sequence in range(30):
             bad = writer.append(AppendKey(0, 0, sequence), content).status
-            assert bad is (Status.REJECTED if sequence < 20 else Status.FENCED)
+            assert bad is (AckStatus.REJECTED if sequence < 20 else AckStatus.FENCED)
             good = writer.append(AppendKey(1, 0, sequence), encode(episode(sequence))).status
-            assert good is Status.DURABLE
+            assert good is AckStatus.DURABLE
     assert time.monotonic() - begin < 20
     assert Store(tmp_path / "store").totals.episodes == 30

@@ -128,7 +128,7 @@ def with_null() -> pa.RecordBatch:
     return pa.record_batch(columns, schema=pa.schema(fields))
 
 
-HOSTILE: Mapping[str, tuple[payload.Code, Callable[[], bytes]]] = {
+HOSTILE: Mapping[str, tuple[payload.PayloadFault, Callable[[], bytes]]] = {
     "nothing": ("size", lambda: b""),
     "less than a head": ("size", lambda: encode(episode())[: HEAD.size - 1]),
     "a head alone": ("arrow", lambda: sealed(encode(episode())[CHECKED : HEAD.size])),

@@ -15,7 +15,7 @@ from m3pc.types import AppendKey, Episode, InputError
 from replay.format.payload import encode
 from replay.format.schema import FORMAT, READABLE
 from replay.format.watermark import NAME as MARK
-from replay.store.inspect import State, survey
+from replay.store.inspect import StoreState, survey
 from replay.store.store import Store, write_store
 from replay.store.verify import verify
 from replay.writing.writer import Writer
@@ -92,7 +92,7 @@ def test_a_live_store_that_a_crash_left_is_read(live: Path, store_format: int) -
         log.write(b"m3pf torn")
     assert_holds(live, list(EPISODES.values()), store_format)
     found = survey(live)
-    assert (found.state, found.episodes, found.damaged) == (State.CRASHED, 6, [])
+    assert (found.state, found.episodes, found.damaged) == (StoreState.CRASHED, 6, [])
 
 
 def test_a_survey_names_the_newest_policy_that_acted(live: Path, store_format: int) -> None:

@@ -11,10 +11,10 @@ from m3pc.core.returns import ReturnRule
 from m3pc.types import Episode
 from replay.sampling.buffers import FirstInFirstOut, trajectory_buffer, transition_buffers
 from replay.sampling.mixture import Mixture
-from replay.sampling.sampler import PieceColumns
+from replay.sampling.sampler import WindowBatchBuilder
 from replay.sampling.selectors import only, weights
-from replay.sampling.transitions import StepColumns
-from replay.store.view import Joined
+from replay.sampling.transitions import TransitionBatchBuilder
+from replay.store.view import JoinedView
 from tests.support.episodes.episodes import numbered
 from tests.support.episodes.live_view import LiveStore, live
 
@@ -84,7 +84,7 @@ def test_a_logged_episode_that_was_cut_short_has_its_place() -> None:
 def test_where_all_that_was_collected_was_cut_short_the_logged_ones_are_drawn() -> None:
     offline, online = live([10, 6]), LiveStore([cut(100, 8), cut(101, 9)])
     buffer = trajectory_buffer(offline.view(), online.view(), config(), minimum=T, seed=0)
-    pieces = Mixture([buffer], PieceColumns(T, RULE), batch=100, seed=0)
+    pieces = Mixture([buffer], WindowBatchBuilder(T, RULE), batch=100, seed=0)
     assert set(pieces.batch(0).states[:, 0, 0]) == {0, 1}
     steps = critic(offline, online, online_after=0).batch(0)
     assert set(steps.states[:, 0]) == {0, 1, 100, 101}
@@ -144,7 +144,7 @@ def test_an_episode_comes_by_its_length_or_as_often_as_any(sampling: str) -> Non
     buffer = trajectory_buffer(
         offline.view(), online.view(), config(episodes=3, sampling=sampling), minimum=T, seed=0
     )
-    mix = Mixture([buffer], PieceColumns(T, RULE), batch=20_000, seed=0)
+    mix = Mixture([buffer], WindowBatchBuilder(T, RULE), batch=20_000, seed=0)
     drawn = mix.batch(0)
     episodes, counts = np.unique(drawn.states[:, 0, 0], return_counts=True)
     assert set(episodes) == {100.0, 101.0}  # two logged ones were long enough, and are pushed out
@@ -162,7 +162,7 @@ def test_logged_and_collected_episodes_of_the_buffer_are_drawn_together() -> Non
     """By length over both: the share of the logged ones is that of their steps."""
     offline, online = live([10, 10, 10]), live([5], first=100)
     buffer = trajectory_buffer(offline.view(), online.view(), config(), minimum=T, seed=0)
-    drawn = Mixture([buffer], PieceColumns(T, RULE), batch=20_000, seed=0).batch(0)
+    drawn = Mixture([buffer], WindowBatchBuilder(T, RULE), batch=20_000, seed=0).batch(0)
     collected = int((drawn.states[:, 0, 0] == 100).sum())
     assert abs(collected - 20_000 / 5) < 6 * 57
 
@@ -184,7 +184,7 @@ def test_the_seed_says_which_logged_episodes_go_first() -> None:
 def test_the_buffer_follows_what_is_collected() -> None:
     offline, online = live([10, 6]), live([])
     buffer = trajectory_buffer(offline.view(), online.view(), config(), minimum=T, seed=0)
-    mix = Mixture([buffer], PieceColumns(T, RULE), batch=100, seed=0)
+    mix = Mixture([buffer], WindowBatchBuilder(T, RULE), batch=100, seed=0)
     assert set(mix.batch(0).states[:, 0, 0]) == {0, 1}
     online.append(numbered(100, 5), numbered(101, 5))
     assert set(mix.later().batch(0).states[:, 0, 0]) == {100, 101}
@@ -192,7 +192,7 @@ def test_the_buffer_follows_what_is_collected() -> None:
 
 def test_a_joined_view_that_did_not_change_is_the_same_later() -> None:
     offline, online = live([10, 6]), live([5])
-    both = Joined(offline.view(), online.view())
+    both = JoinedView(offline.view(), online.view())
     assert both.later() is both
     online.withdraw(0)
     later = both.later()
@@ -205,7 +205,7 @@ def test_a_joined_view_that_did_not_change_is_the_same_later() -> None:
 
 def critic(offline: LiveStore, online: LiveStore, **fields: Any) -> Any:
     sources = transition_buffers(offline.view(), online.view(), config(**fields))
-    return Mixture(sources, StepColumns(0.99), batch=256, seed=0)
+    return Mixture(sources, TransitionBatchBuilder(0.99), batch=256, seed=0)
 
 
 def test_the_critic_sees_logged_steps_only_until_enough_are_collected() -> None:

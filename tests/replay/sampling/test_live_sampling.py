@@ -12,10 +12,10 @@ from m3pc.config.schema import ReplayConfig
 from m3pc.core.returns import ReturnRule
 from m3pc.types import SegmentBatch, TransitionBatch
 from replay.sampling.buffers import trajectory_buffer, transition_buffers
-from replay.sampling.mixture import Mixture, Source, fixed
-from replay.sampling.sampler import PieceColumns
+from replay.sampling.mixture import Mixture, MixtureSource, fixed
+from replay.sampling.sampler import WindowBatchBuilder
 from replay.sampling.selectors import by_length, recent
-from replay.sampling.transitions import StepColumns
+from replay.sampling.transitions import TransitionBatchBuilder
 from replay.store.store import Store, write_store
 from replay.writing.writer import Writer
 from tests.support.episodes.episodes import numbered
@@ -50,21 +50,24 @@ def equal(one: Any, other: Any) -> bool:
 
 def paper(offline: Store, online: Store) -> Mixture[SegmentBatch[Any]]:
     source = trajectory_buffer(offline, online, CONFIG, minimum=LENGTH, seed=3)
-    return Mixture([source], PieceColumns(LENGTH, RULE), batch=256, seed=3)
+    return Mixture([source], WindowBatchBuilder(LENGTH, RULE), batch=256, seed=3)
 
 
 def critic(offline: Store, online: Store) -> Mixture[TransitionBatch[Any]]:
     return Mixture(
-        transition_buffers(offline, online, CONFIG), StepColumns(0.99, True), batch=256, seed=3
+        transition_buffers(offline, online, CONFIG),
+        TransitionBatchBuilder(0.99, True),
+        batch=256,
+        seed=3,
     )
 
 
 def recency(offline: Store, online: Store) -> Mixture[SegmentBatch[Any]]:
     sources = [
-        Source(name="offline", view=offline, selection=by_length, share=fixed(0.25)),
-        Source(name="online", view=online, selection=recent(2), share=fixed(0.75)),
+        MixtureSource(name="offline", view=offline, selection=by_length, share=fixed(0.25)),
+        MixtureSource(name="online", view=online, selection=recent(2), share=fixed(0.75)),
     ]
-    return Mixture(sources, PieceColumns(LENGTH, RULE), batch=256, seed=3)
+    return Mixture(sources, WindowBatchBuilder(LENGTH, RULE), batch=256, seed=3)
 
 
 MIXTURES: dict[str, Callable[[Store, Store], Mixture[Any]]] = {

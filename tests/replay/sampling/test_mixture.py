@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from m3pc.core.returns import ReturnRule
 from m3pc.core.rng import CRITIC_BATCH
 from m3pc.types import Episode, InputError, SegmentBatch, TransitionBatch
-from replay.sampling.mixture import Mixture, Share, Source, divided, fixed
-from replay.sampling.sampler import PieceColumns, Sampler
+from replay.sampling.mixture import Mixture, MixtureSource, Share, divided, fixed
+from replay.sampling.sampler import Sampler, WindowBatchBuilder
 from replay.sampling.selectors import Selection, alike, by_length, by_pieces
-from replay.sampling.transitions import StepColumns, TransitionSampler
-from replay.store.view import View
+from replay.sampling.transitions import TransitionBatchBuilder, TransitionSampler
+from replay.store.view import StoreView
 from tests.support.episodes.episodes import numbered
 from tests.support.episodes.live_view import LiveStore, live
 
@@ -26,18 +26,18 @@ Steps = Mixture[TransitionBatch[NDArray[Any]]]
 
 
 def source(
-    view: View, share: float | Share = 1.0, *, selection: Selection = alike, after: int = 0
-) -> Source:
+    view: StoreView, share: float | Share = 1.0, *, selection: Selection = alike, after: int = 0
+) -> MixtureSource:
     part = share if isinstance(share, Share) else fixed(share)
-    return Source(name="some", view=view, selection=selection, share=part, after=after)
+    return MixtureSource(name="some", view=view, selection=selection, share=part, after=after)
 
 
-def pieces(*sources: Source, batch: int = 10, seed: int = 0) -> Pieces:
-    return Mixture(sources, PieceColumns(T, RULE), batch=batch, seed=seed)
+def pieces(*sources: MixtureSource, batch: int = 10, seed: int = 0) -> Pieces:
+    return Mixture(sources, WindowBatchBuilder(T, RULE), batch=batch, seed=seed)
 
 
-def steps(*sources: Source, batch: int = 10) -> Steps:
-    return Mixture(sources, StepColumns(0.5), batch=batch, seed=0, purpose=CRITIC_BATCH)
+def steps(*sources: MixtureSource, batch: int = 10) -> Steps:
+    return Mixture(sources, TransitionBatchBuilder(0.5), batch=batch, seed=0, purpose=CRITIC_BATCH)
 
 
 def more(*lengths: int) -> list[Episode]:
@@ -299,7 +299,7 @@ def test_what_came_and_what_was_dropped_is_seen_by_the_later_mixture_only(kind: 
 # What a refresh costs.
 
 
-@pytest.mark.parametrize("columns", [PieceColumns(T, RULE), StepColumns(0.5)])
+@pytest.mark.parametrize("columns", [WindowBatchBuilder(T, RULE), TransitionBatchBuilder(0.5)])
 def test_only_new_segments_are_prepared_and_dropped_ones_are_let_go(
     columns: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from m3pc.core.returns import ReturnRule, returns_to_go
 from m3pc.core.rng import counter_stream
 from m3pc.types import InputError
-from replay.sampling.sampler import PieceColumns, Pieces, Sampler
+from replay.sampling.sampler import Sampler, WindowBatchBuilder, WindowIndex
 from replay.store.store import Store, write_store
 from tests.support.episodes.episodes import header, numbered
 from tests.support.episodes.live_view import live
@@ -138,7 +138,7 @@ class ManySegments:
 
 def test_more_segments_than_16_bits_can_number_are_told_apart() -> None:
     count = 70_000
-    pieces = Pieces(cast(Store, ManySegments(count)), LENGTH)
+    pieces = WindowIndex(cast(Store, ManySegments(count)), LENGTH)
     places, _ = pieces.draw(np.random.default_rng(0), 5_000)
     found = np.array([place.segment for place in places])
     assert (np.diff(found) > 0).all()
@@ -153,8 +153,8 @@ def test_the_replay_package_never_loads_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def weighted(lengths: list[int], weight: list[int], *, cut: int = 2) -> Pieces:
-    return Pieces(live(lengths, cut=cut).view(), LENGTH, np.array(weight))
+def weighted(lengths: list[int], weight: list[int], *, cut: int = 2) -> WindowIndex:
+    return WindowIndex(live(lengths, cut=cut).view(), LENGTH, np.array(weight))
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_an_episode_is_drawn_by_its_weight_and_its_start_evenly(
 ) -> None:
     lengths, count = [5, 9, 4], 20_000
     view = live(lengths, cut=2).view()
-    pieces = Pieces(view, LENGTH, np.array(weight))
-    drawn = PieceColumns(LENGTH, RULE, view.segments).gather(
+    pieces = WindowIndex(view, LENGTH, np.array(weight))
+    drawn = WindowBatchBuilder(LENGTH, RULE, view.segments).gather(
         pieces.draw(np.random.default_rng(0), count)
     )
     found = np.zeros((3, 6))
@@ -199,7 +199,7 @@ def test_an_episode_too_short_for_a_piece_is_not_drawn_whatever_its_weight() -> 
 
 def test_a_store_without_an_episode_has_no_piece() -> None:
     empty = live([]).view()
-    assert Pieces(empty, LENGTH).weight == 0
+    assert WindowIndex(empty, LENGTH).weight == 0
     with pytest.raises(InputError, match="longest has 0"):
         Sampler(empty, length=LENGTH, batch=1, seed=0, returns=RULE)
 

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from m3pc.types import FencedError
-from replay.server.rate_limiter import Gate
-from replay.server.sample_ratio import Limiter, Limits
+from replay.server.rate_limiter import RateLimiter
+from replay.server.sample_ratio import RateLimits, SampleInsertRatio
 from tests.replay.server.test_sample_ratio import band
 
 SOON, NEVER = 30.0, 1e6  # seconds: only a failure waits so long
 
 
-def gate(**fields: Any) -> Gate:
+def gate(**fields: Any) -> RateLimiter:
     """Nothing inserted, nothing sampled; a clock that goes on by 3 whenever it is looked at."""
     ticks = count(step=3)
-    return Gate(Limiter(band(10, 28)), clock=lambda: float(next(ticks)), **fields)
+    return RateLimiter(SampleInsertRatio(band(10, 28)), clock=lambda: float(next(ticks)), **fields)
 
 
 def test_the_gate_counts_what_it_allows_and_nothing_else() -> None:
@@ -71,7 +71,7 @@ def test_an_actor_that_waits_is_woken_by_the_batch_that_makes_room() -> None:
 
 
 def test_many_threads_never_leave_the_band() -> None:
-    some = Gate(Limiter(band(10, 28)))
+    some = RateLimiter(SampleInsertRatio(band(10, 28)))
     errors: list[Fraction] = []
 
     def insert() -> None:
@@ -111,12 +111,12 @@ def test_settling_in_the_wrong_order_forgets_nothing() -> None:
 
 
 def test_a_short_episode_does_not_take_the_room_that_a_long_one_waits_for() -> None:
-    some = Gate(Limiter(band(10, 28), inserts=10))  # room for 4, the longest is 5
+    some = RateLimiter(SampleInsertRatio(band(10, 28), inserts=10))  # room for 4, the longest is 5
     assert [some.reserve(count, 0) for count in (5, 1)] == [False, False]
 
 
 def test_whoever_waits_for_room_is_seen_waiting() -> None:
-    some, seen = Gate(Limiter(band(10, 28), inserts=14)), Event()
+    some, seen = RateLimiter(SampleInsertRatio(band(10, 28), inserts=14)), Event()
 
     def wait() -> None:
         if some.reserve(5, SOON):
@@ -131,9 +131,9 @@ def test_whoever_waits_for_room_is_seen_waiting() -> None:
     assert (seen.is_set(), some.waiting) == (True, 0)
 
 
-def fifths(**fields: Any) -> Gate:
+def fifths(**fields: Any) -> RateLimiter:
     """Five inserts owe one sample; the learner may be ahead by two, the actors by three."""
-    limits = Limits(
+    limits = RateLimits(
         samples_per_insert=Fraction(1, 5),
         batch=1,
         max_insert=10,
@@ -141,7 +141,7 @@ def fifths(**fields: Any) -> Gate:
         min_diff=Fraction(-2),
         max_diff=Fraction(3),
     )
-    return Gate(Limiter(limits, inserts=fields.pop("inserts", 0)), **fields)
+    return RateLimiter(SampleInsertRatio(limits, inserts=fields.pop("inserts", 0)), **fields)
 
 
 def test_a_learner_is_granted_what_the_band_allows() -> None:
@@ -222,7 +222,9 @@ class Clock:
 def test_without_actors_a_learner_may_go_on_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
-    some = Gate(Limiter(band(10, 28)), without_actors="continue_offline", patience=60, clock=clock)
+    some = RateLimiter(
+        SampleInsertRatio(band(10, 28)), without_actors="continue_offline", patience=60, clock=clock
+    )
     clock.now += 59
     assert not some.sample(0)
     assert not some.offline
@@ -271,8 +273,8 @@ def test_a_gate_made_anew_grants_nothing_that_nobody_owes() -> None:
 
 def test_an_actor_that_is_refused_is_not_gone() -> None:
     clock = Clock()
-    full = Limiter(band(10, 28), inserts=14)
-    some = Gate(full, without_actors="continue_offline", patience=60, clock=clock)
+    full = SampleInsertRatio(band(10, 28), inserts=14)
+    some = RateLimiter(full, without_actors="continue_offline", patience=60, clock=clock)
     clock.now += 59
     assert not some.insert(5, 0)
     clock.now += 59
@@ -282,8 +284,8 @@ def test_an_actor_that_is_refused_is_not_gone() -> None:
 
 def test_what_is_allowed_counts_as_ever_while_actors_are_gone() -> None:
     clock = Clock()
-    some = Gate(
-        Limiter(band(10, 28), inserts=14),
+    some = RateLimiter(
+        SampleInsertRatio(band(10, 28), inserts=14),
         without_actors="continue_offline",
         patience=60,
         clock=clock,
@@ -295,6 +297,6 @@ def test_what_is_allowed_counts_as_ever_while_actors_are_gone() -> None:
 
 def test_a_learner_that_is_told_to_wait_waits() -> None:
     clock = Clock()
-    some = Gate(Limiter(band(10, 28)), clock=clock)
+    some = RateLimiter(SampleInsertRatio(band(10, 28)), clock=clock)
     clock.now += 10**6
     assert not some.sample(0)

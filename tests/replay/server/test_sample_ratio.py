@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m3pc.types import InputError
-from replay.server.sample_ratio import Limiter, Limits, limits
+from replay.server.sample_ratio import RateLimits, SampleInsertRatio, limits
 
 
-def band(low: float, high: float, **fields: Any) -> Limits:
+def band(low: float, high: float, **fields: Any) -> RateLimits:
     plain: dict[str, Any] = {
         "samples_per_insert": Fraction(2),
         "batch": 8,
@@ -22,14 +22,14 @@ def band(low: float, high: float, **fields: Any) -> Limits:
         "min_diff": Fraction(low),
         "max_diff": Fraction(high),
     }
-    return Limits(**(plain | fields))
+    return RateLimits(**(plain | fields))
 
 
 # By hand: 2 samples an insert, batches of 8, inserts of up to 5, 10 before the first batch.
 
 
 def test_inserts_come_first_until_there_are_enough() -> None:
-    limiter = Limiter(band(10, 28))
+    limiter = SampleInsertRatio(band(10, 28))
     assert [limiter.samples_missing(5), limiter.inserts_missing()] == [0, 10]
     limiter = limiter.inserted(5).inserted(4)
     assert [limiter.samples_missing(5), limiter.inserts_missing()] == [0, 1]
@@ -37,7 +37,7 @@ def test_inserts_come_first_until_there_are_enough() -> None:
 
 
 def test_an_insert_may_go_to_the_upper_edge_and_not_beyond() -> None:
-    limiter = Limiter(band(10, 28), inserts=14, samples=8)
+    limiter = SampleInsertRatio(band(10, 28), inserts=14, samples=8)
     assert limiter.error == 20
     assert [limiter.samples_missing(n) for n in range(1, 6)] == [0, 0, 0, 0, 2]
     assert limiter.inserted(4).error == 28
@@ -46,22 +46,22 @@ def test_an_insert_may_go_to_the_upper_edge_and_not_beyond() -> None:
 
 
 def test_a_batch_may_go_to_the_lower_edge_and_not_beyond() -> None:
-    limiter = Limiter(band(10, 28), inserts=13, samples=8)
+    limiter = SampleInsertRatio(band(10, 28), inserts=13, samples=8)
     assert limiter.error == 18
     assert limiter.inserts_missing() == 0
     assert limiter.sampled().error == 10
-    short = Limiter(band(10, 28), inserts=13, samples=9)
+    short = SampleInsertRatio(band(10, 28), inserts=13, samples=9)
     assert short.inserts_missing() == 1
     with pytest.raises(AssertionError):
         short.sampled()
 
 
 def test_as_much_is_missing_as_is_said() -> None:
-    limiter = Limiter(band(10, 28), inserts=12, samples=20)
+    limiter = SampleInsertRatio(band(10, 28), inserts=12, samples=20)
     assert limiter.inserts_missing() == 7
     assert replace(limiter, inserts=18).inserts_missing() == 1
     assert replace(limiter, inserts=19).inserts_missing() == 0
-    full = Limiter(band(10, 28), inserts=20)
+    full = SampleInsertRatio(band(10, 28), inserts=20)
     assert full.samples_missing(3) == 18
     assert replace(full, samples=17).samples_missing(3) == 1
     assert replace(full, samples=18).samples_missing(3) == 0
@@ -69,14 +69,14 @@ def test_as_much_is_missing_as_is_said() -> None:
 
 def test_a_fifth_is_a_fifth_after_any_number_of_inserts() -> None:
     some = limits(samples_per_insert=0.2, batch=1, max_insert=5, min_size=0)
-    assert Limiter(some, inserts=5 * 10**18, samples=10**18).error == 0
+    assert SampleInsertRatio(some, inserts=5 * 10**18, samples=10**18).error == 0
     assert some.samples_per_insert == Fraction(1, 5)
 
 
 @pytest.mark.parametrize("size", [0, 6, -1])
 def test_an_insert_of_a_size_that_was_not_planned_for_is_refused(size: int) -> None:
     with pytest.raises(InputError, match="expected 1 to 5"):
-        Limiter(band(10, 28)).samples_missing(size)
+        SampleInsertRatio(band(10, 28)).samples_missing(size)
 
 
 # Which limits are live.
@@ -103,9 +103,9 @@ def test_sizes_that_are_none_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="give numbers above 0"):
         band(-100, 100, **bad)
     with pytest.raises(InputError, match="expected 0 or more"):
-        Limiter(band(10, 28), samples=-1)
+        SampleInsertRatio(band(10, 28), samples=-1)
     with pytest.raises(InputError, match="expected 0 or more"):
-        Limiter(band(10, 28), inserts=-1)
+        SampleInsertRatio(band(10, 28), inserts=-1)
 
 
 def test_the_customary_conditions_are_not_enough() -> None:
@@ -170,7 +170,7 @@ def test_the_conditions_demand_no_more_than_is_needed(batch: int, largest: int, 
     assert stuck(replace(model, high=high - 1, low=low - 100), largest)
 
 
-def live_limits(rng: random.Random) -> Limits:
+def live_limits(rng: random.Random) -> RateLimits:
     """Half of the time as narrow as it may be."""
     some = limits(
         samples_per_insert=rng.choice([0.1, 0.2, 1 / 3, 1.0, 2.5, 409.6]),
@@ -190,7 +190,7 @@ def walk(steps: int, seed: int) -> dict[str, int]:
     rng = random.Random(seed)
     counts = dict.fromkeys(("insert", "sample", "refused", "crash", "restart"), 0)
     now = live_limits(rng)
-    model, limiter, inside, eager = _start(now), Limiter(now), True, 0.5
+    model, limiter, inside, eager = _start(now), SampleInsertRatio(now), True, 0.5
     saved = 0  # samples in the learner's checkpoint
     for _ in range(steps):
         size = rng.randint(1, now.max_insert)
@@ -202,11 +202,11 @@ def walk(steps: int, seed: int) -> dict[str, int]:
         if chance < 0.001:
             counts["crash"] += 1  # the learner loses what it drew since its checkpoint
             model.samples, inside = saved, False
-            limiter = Limiter(now, limiter.inserts, saved)
+            limiter = SampleInsertRatio(now, limiter.inserts, saved)
         elif chance < 0.002:
             counts["restart"] += 1
             now, inside = live_limits(rng), False
-            limiter = Limiter(now, limiter.inserts, limiter.samples)
+            limiter = SampleInsertRatio(now, limiter.inserts, limiter.samples)
             if rng.random() < 0.5:
                 limiter = limiter.forgiven()
             model = _start(now, limiter.inserts, limiter.samples)
@@ -232,7 +232,7 @@ def walk(steps: int, seed: int) -> dict[str, int]:
     return counts
 
 
-def _start(now: Limits, inserts: int = 0, samples: int = 0) -> Model:
+def _start(now: RateLimits, inserts: int = 0, samples: int = 0) -> Model:
     return Model(
         ratio=now.samples_per_insert,
         batch=now.batch,
@@ -276,7 +276,7 @@ def test_whatever_the_counters_somebody_may_go_on_and_soon_the_other_too(
 ) -> None:
     """Also counters that no run under these limits could have reached."""
     high = ratio * (least - 1 + largest) + slack
-    some = Limits(
+    some = RateLimits(
         samples_per_insert=ratio,
         batch=batch,
         max_insert=largest,
@@ -284,7 +284,7 @@ def test_whatever_the_counters_somebody_may_go_on_and_soon_the_other_too(
         min_diff=high - batch - ratio * largest,
         max_diff=high,
     )
-    limiter = Limiter(some, inserts, samples)
+    limiter = SampleInsertRatio(some, inserts, samples)
     for _ in range(3):  # a batch and a largest insert in turn, each after what it waits for
         while limiter.inserts_missing():
             limiter = limiter.inserted(min(largest, limiter.inserts_missing()))
@@ -299,7 +299,7 @@ def test_whatever_the_counters_somebody_may_go_on_and_soon_the_other_too(
 
 
 def test_what_a_learner_lost_in_a_crash_it_draws_again_while_inserts_wait() -> None:
-    limiter = Limiter(band(10, 28), inserts=100, samples=150)  # 180 before the crash
+    limiter = SampleInsertRatio(band(10, 28), inserts=100, samples=150)  # 180 before the crash
     assert limiter.error == 50
     assert limiter.samples_missing(5) == 32
     for _ in range(4):
@@ -308,7 +308,7 @@ def test_what_a_learner_lost_in_a_crash_it_draws_again_while_inserts_wait() -> N
 
 
 def test_after_the_loss_of_inserts_the_learner_waits_for_new_ones() -> None:
-    limiter = Limiter(band(10, 28), inserts=0, samples=180)
+    limiter = SampleInsertRatio(band(10, 28), inserts=0, samples=180)
     assert limiter.samples_missing(5) == 0
     assert limiter.inserts_missing() == 99
 
@@ -327,4 +327,4 @@ def test_after_the_loss_of_inserts_the_learner_waits_for_new_ones() -> None:
 def test_a_restart_may_forgive_what_lies_outside_the_band(
     inserts: int, samples: int, kept: int
 ) -> None:
-    assert Limiter(band(10, 28), inserts, samples).forgiven().samples == kept
+    assert SampleInsertRatio(band(10, 28), inserts, samples).forgiven().samples == kept

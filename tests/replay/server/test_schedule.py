@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from m3pc.config.schema import OnlineConfig
 from m3pc.types import InputError
-from replay.server.sample_ratio import Limiter
-from replay.server.schedule import Schedule, schedule_of
+from replay.server.sample_ratio import SampleInsertRatio
+from replay.server.schedule import UpdateSchedule, schedule_of
 
 
-def schedule(per_step: float, per_episode: int, *, slack: int = 0, horizon: int = 100) -> Schedule:
-    return Schedule(
+def schedule(
+    per_step: float, per_episode: int, *, slack: int = 0, horizon: int = 100
+) -> UpdateSchedule:
+    return UpdateSchedule(
         updates_per_step=per_step, updates_per_episode=per_episode, horizon=horizon, slack=slack
     )
 
@@ -67,7 +69,7 @@ def test_a_rate_below_one_update_an_episode_leaves_room_for_an_update() -> None:
 
 def test_the_learner_is_never_ahead_of_what_is_owed() -> None:
     limits = schedule(0.2, 0, slack=50).limits()
-    found = [Limiter(limits, inserts=steps).most_samples for steps in (0, 4, 5, 1004)]
+    found = [SampleInsertRatio(limits, inserts=steps).most_samples for steps in (0, 4, 5, 1004)]
     assert found == [0, 0, 1, 200]
 
 

@@ -26,13 +26,13 @@ from m3pc.telemetry.catalogue import (
     WRITER_BLOCKED,
 )
 from m3pc.telemetry.recorder import value
-from m3pc.types import Ack, AppendKey, FencedError, Status
+from m3pc.types import Ack, AckStatus, AppendKey, FencedError
 from replay.format.payload import encode
 from replay.server.service import StoreService, options_of
 from replay.store.store import Store
-from replay.writing.group_commit import Appender
+from replay.writing.group_commit import GroupCommitter
 from replay.writing.manifest_writer import BrokenStoreError
-from replay.writing.writer import Options, Writer
+from replay.writing.writer import Writer, WriterOptions
 from tests.support.episodes.episodes import header, numbered
 from tests.support.faults.live_writer import ROOMY
 from tests.support.faults.sim_fs import Loss, SimFS
@@ -73,12 +73,12 @@ def test_a_duplicate_a_gap_and_rubbish_are_not_counted(path: Path) -> None:
         found = [some.append(key, payload(key.sequence)).status for key in keys]
         rubbish = some.append(AppendKey(1, 0, 0), b"rubbish" * 20)
         assert (*found, rubbish.status) == (
-            Status.DURABLE,
-            Status.DUPLICATE,
-            Status.GAP,
-            Status.DURABLE,
-            Status.DUPLICATE,
-            Status.REJECTED,
+            AckStatus.DURABLE,
+            AckStatus.DUPLICATE,
+            AckStatus.GAP,
+            AckStatus.DURABLE,
+            AckStatus.DUPLICATE,
+            AckStatus.REJECTED,
         )
         assert some.gate.limiter.inserts == 20
         assert (some.totals().episodes, some.totals().steps) == (2, 20)
@@ -95,7 +95,7 @@ def test_the_same_episode_twice_at_once_is_counted_once(path: Path) -> None:
             release.set()
             statuses = [call.result(SOON).status for call in calls]
             held.result(SOON)
-        assert sorted(statuses) == [*[Status.DUPLICATE] * 3, Status.DURABLE]
+        assert sorted(statuses) == [*[AckStatus.DUPLICATE] * 3, AckStatus.DURABLE]
         assert (some.gate.limiter.inserts, some.gate._reserved) == (10, 0)
 
 
@@ -114,7 +114,7 @@ def test_what_retention_drops_and_an_operator_withdraws_still_counts(path: Path)
     online = ONLINE.model_copy(update={"slack": 1000})
     options = replace(ROOMY, segment_bytes=2000, keep_episodes=3)
     with service(path, online, options=options) as some:
-        assert {ack.status for ack in fill(some, 20)} == {Status.DURABLE}
+        assert {ack.status for ack in fill(some, 20)} == {AckStatus.DURABLE}
         some._appender.call(lambda writer: writer.withdraw(0))
         before = some.totals()
         assert (before.episodes, before.steps) == (20, 200)
@@ -151,12 +151,12 @@ class Model:
         key = AppendKey(slot, 0, max(first.sequence + ahead, 0))
         status = self.store.append(key, payload(key.sequence, length)).status
         if key.sequence < first.sequence:
-            assert status is Status.DUPLICATE
+            assert status is AckStatus.DUPLICATE
         elif key.sequence > first.sequence:
-            assert status is Status.GAP
+            assert status is AckStatus.GAP
         else:
-            assert status in (Status.DURABLE, Status.RETRY_LATER)
-            if status is Status.DURABLE:
+            assert status in (AckStatus.DURABLE, AckStatus.RETRY_LATER)
+            if status is AckStatus.DURABLE:
                 self.lengths[key] = length
                 assert self.store.gate.limiter.error <= self.store.gate.limiter.limits.max_diff
 
@@ -168,7 +168,7 @@ class Model:
 
         def held(_: Writer) -> None:
             appender._deadline = 0.001
-            assert before.append(key, payload(key.sequence, length)).status is Status.RETRY_LATER
+            assert before.append(key, payload(key.sequence, length)).status is AckStatus.RETRY_LATER
             appender._deadline = deadline
             if crash:
                 self.fs = self.fs.after(Loss(random.Random(0)))
@@ -246,19 +246,19 @@ def test_inserts_are_what_the_store_holds_whatever_happens(
 def test_producers_wait_for_a_learner_that_stops_and_go_on_with_it(path: Path) -> None:
     with service(path) as some:
         statuses = [ack.status for ack in fill(some, 5)]
-        assert statuses == [*[Status.DURABLE] * 3, Status.RETRY_LATER, Status.GAP]
+        assert statuses == [*[AckStatus.DURABLE] * 3, AckStatus.RETRY_LATER, AckStatus.GAP]
         key = AppendKey(0, 0, 3)
-        assert some.append(key, payload(3)).status is Status.RETRY_LATER
+        assert some.append(key, payload(3)).status is AckStatus.RETRY_LATER
         assert some.totals().episodes == 3
         assert (
             some.may_update(1, 0, 1, 0) == 1
         )  # six are owed; at five there is room for the longest
-        assert some.append(key, payload(3)).status is Status.DURABLE
+        assert some.append(key, payload(3)).status is AckStatus.DURABLE
         key = AppendKey(0, 0, 4)
         for updates in (2, 3):  # the two that ten steps owe
-            assert some.append(key, payload(4)).status is Status.RETRY_LATER
+            assert some.append(key, payload(4)).status is AckStatus.RETRY_LATER
             assert some.may_update(1, updates - 1, updates, 0) == updates
-        assert some.append(key, payload(4)).status is Status.DURABLE
+        assert some.append(key, payload(4)).status is AckStatus.DURABLE
 
 
 def test_a_store_that_is_closed_twice_was_closed_in_order(path: Path) -> None:
@@ -296,12 +296,12 @@ def test_a_store_that_comes_back_grants_what_is_owed_also_to_a_learner_that_may_
 def test_a_blocked_append_is_seen_and_then_released(path: Path) -> None:
     with service(path, wait=SOON) as some, ThreadPoolExecutor(1) as thread:
         fits = int(some.gate.limiter.limits.max_diff * 5 - HORIZON) // 10 + 1
-        assert {ack.status for ack in fill(some, fits)} == {Status.DURABLE}
+        assert {ack.status for ack in fill(some, fits)} == {AckStatus.DURABLE}
         blocked = thread.submit(some.append, AppendKey(1, 0, 0), payload(0))
         until(lambda: some.gate.waiting == 1 or blocked.done())
         assert value(some.report(), WRITER_BLOCKED) == 1
         assert some.may_update(1, 0, 2) == 2
-        assert blocked.result(SOON).status is Status.DURABLE
+        assert blocked.result(SOON).status is AckStatus.DURABLE
         assert value(some.report(), WRITER_BLOCKED) == 0
 
 
@@ -342,8 +342,8 @@ def until_stored(some: StoreService, key: AppendKey, content: bytes, rng: random
     while not heard:
         assert time.monotonic() < end
         status = some.append(key, content).status
-        assert status in (Status.DURABLE, Status.DUPLICATE, Status.RETRY_LATER)
-        heard = status is not Status.RETRY_LATER and rng.random() < 0.7
+        assert status in (AckStatus.DURABLE, AckStatus.DUPLICATE, AckStatus.RETRY_LATER)
+        heard = status is not AckStatus.RETRY_LATER and rng.random() < 0.7
 
 
 def test_a_learner_of_an_older_epoch_is_refused(path: Path) -> None:
@@ -356,9 +356,9 @@ def test_a_learner_of_an_older_epoch_is_refused(path: Path) -> None:
 
 def test_more_slack_lets_a_waiting_append_in(path: Path) -> None:
     with service(path) as some:
-        stored = [ack.status for ack in fill(some, 10)].count(Status.DURABLE)
+        stored = [ack.status for ack in fill(some, 10)].count(AckStatus.DURABLE)
         some.set_slack(100)
-        assert some.append(AppendKey(0, 0, stored), payload(0)).status is Status.DURABLE
+        assert some.append(AppendKey(0, 0, stored), payload(0)).status is AckStatus.DURABLE
 
 
 # Being a part of a run
@@ -385,7 +385,7 @@ def test_a_report_says_what_became_of_appends(path: Path) -> None:
 def test_a_broken_store_shows_in_every_call_and_its_successor_has_all() -> None:
     fs = SimFS(ROOT)
     some = service(ROOT / "store", fs=fs)
-    assert fill(some, 1)[0].status is Status.DURABLE
+    assert fill(some, 1)[0].status is AckStatus.DURABLE
     fs.fails_at = dict.fromkeys(range(fs.calls, fs.calls + 100), errno.EIO)
     calls: list[Callable[[], object]] = [
         lambda: some.append(AppendKey(0, 0, 1), payload(1)),
@@ -400,7 +400,7 @@ def test_a_broken_store_shows_in_every_call_and_its_successor_has_all() -> None:
     some.close()
     fs.fails_at = {}
     with service(ROOT / "store", fs=fs) as again:
-        assert again.append(AppendKey(0, 0, 0), payload(0)).status is Status.DUPLICATE
+        assert again.append(AppendKey(0, 0, 0), payload(0)).status is AckStatus.DUPLICATE
         assert again.gate.limiter.inserts == 10 * again.totals().episodes
 
 
@@ -413,7 +413,7 @@ def test_no_thread_is_left(path: Path) -> None:
 
 def test_the_writer_is_opened_as_the_fleet_says() -> None:
     fleet = FleetConfig(durability="os", keep_episodes=7)
-    assert options_of(fleet) == Options(
+    assert options_of(fleet) == WriterOptions(
         durability="os", segment_bytes=16 << 20, keep_episodes=7, keep_bytes=None
     )
     assert options_of(FleetConfig()).keep_episodes is None
@@ -422,5 +422,5 @@ def test_the_writer_is_opened_as_the_fleet_says() -> None:
 def test_waits_end_before_the_deadline_of_whoever_asks(path: Path) -> None:
     fleet = FleetConfig(deadline=0.4)
     with StoreService(path, HEADER, ONLINE, fleet, options=ROOMY) as some:
-        appender: Appender = some._appender
+        appender: GroupCommitter = some._appender
         assert some._wait + appender._deadline < fleet.deadline

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from m3pc.coordinator import connect
 from m3pc.coordinator.coordinator import NAME
 from m3pc.core.files import durable_file, replace_file, staged_directory
-from m3pc.datasets.download import Entry, fetch, find, locate
+from m3pc.datasets.download import CatalogueEntry, fetch, find, locate
 from m3pc.types import AppendKey, InputError
 from replay.format.payload import encode
 from tests.support.faults.live_writer import episode, open_writer, write_live
@@ -33,7 +33,9 @@ def victim(tmp_path: Path) -> Path:
 
 def test_a_link_in_a_shared_cache_is_not_written_through(victim: Path, tmp_path: Path) -> None:
     """A part that is longer than its file is cut to nothing: it must be ours."""
-    entry = Entry(id="d4rl:a-v0", url=CLOSED, bytes=5, sha256=hashlib.sha256(b"").hexdigest())
+    entry = CatalogueEntry(
+        id="d4rl:a-v0", url=CLOSED, bytes=5, sha256=hashlib.sha256(b"").hexdigest()
+    )
     folder = tmp_path / "cache"
     folder.mkdir()
     (folder / "d4rl-a-v0.part").symlink_to(victim)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from m3pc.types import AppendKey, InputError, Status
+from m3pc.types import AckStatus, AppendKey, InputError
 from replay.format import manifest
-from replay.format.index import Producer, add_up
+from replay.format.index import ProducerState, add_up
 from replay.format.log import HEAD
 from replay.format.manifest import FileEntry, Roll
 from replay.format.payload import encode
@@ -41,8 +41,8 @@ def test_a_full_disk_is_waited_out(path: Path) -> None:
         send(writer, range(1))
         fs.fails_at = {fs.calls: errno.ENOSPC}
         ack = writer.append(AppendKey(0, 0, 1), FIRST)
-        assert (ack.status, ack.expected) == (Status.RETRY_LATER, 1)
-        assert send(writer, range(1, 2))[0].status is Status.DURABLE
+        assert (ack.status, ack.expected) == (AckStatus.RETRY_LATER, 1)
+        assert send(writer, range(1, 2))[0].status is AckStatus.DURABLE
     assert numbers(Store(path, fs=fs)) == [0, 1]
 
 
@@ -63,7 +63,7 @@ def test_after_a_failed_sync_the_log_is_left_and_nothing_is_lost(path: Path) -> 
     writer = open_writer(path, fs=fs)
     send(writer, range(2))
     fs.fails_at = {fs.calls + 1: errno.EIO}
-    assert send(writer, range(2, 3))[0].status is Status.DURABLE
+    assert send(writer, range(2, 3))[0].status is AckStatus.DURABLE
     assert (writer.listing.rolls, len(writer.listing.segments)) == (1, 1)
     left = fs.after(Loss(random.Random(0), names=False, sectors="old"))
     with open_writer(path, fs=left):
@@ -76,7 +76,7 @@ def test_a_sync_that_fails_for_lack_of_room_is_no_better(path: Path) -> None:
     writer = open_writer(path, fs=fs)
     send(writer, range(2))
     fs.fails_at = {fs.calls + 1: errno.ENOSPC}
-    assert send(writer, range(2, 4))[-1].status is Status.DURABLE
+    assert send(writer, range(2, 4))[-1].status is AckStatus.DURABLE
     assert writer.listing.rolls == 1
     left = fs.after(Loss(random.Random(0), names=False, sectors="old"))
     with open_writer(path, fs=left):
@@ -98,7 +98,7 @@ def test_a_manifest_that_is_full_takes_no_line_and_loses_nothing(
     with open_writer(path, replace(ROOMY, segment_bytes=1000)) as writer:
         send(writer, range(2))
         monkeypatch.setattr(manifest, "LARGEST", (path / "MANIFEST").stat().st_size + 50)
-        assert {ack.status for ack in send(writer, range(2, 20))} == {Status.DURABLE}
+        assert {ack.status for ack in send(writer, range(2, 20))} == {AckStatus.DURABLE}
         with pytest.raises(OSError, match="go on with another store"):
             writer.roll()
     with open_writer(path):
@@ -117,7 +117,7 @@ def test_a_disk_that_fails_twice_breaks_the_store_until_it_is_opened_again(path:
     fs.fails_at = {}
     with open_writer(path, fs=fs) as writer:
         assert numbers(Store(path, fs=fs))[:2] == [0, 1]
-        assert send(writer, range(2, 3))[0].status in (Status.DURABLE, Status.DUPLICATE)
+        assert send(writer, range(2, 3))[0].status in (AckStatus.DURABLE, AckStatus.DUPLICATE)
 
 
 # Opening
@@ -200,7 +200,7 @@ def test_rot_in_the_log_stops_the_writer_unless_the_loss_is_accepted(path: Path)
         kept = numbers(Store(path))
         assert kept[:8] == list(range(4, 12))
         assert len(kept[8:]) == 3 and set(kept[8:]) < set(range(12, 16))
-        assert writer.producer(0) == Producer(0, 16)
+        assert writer.producer(0) == ProducerState(0, 16)
     assert (path / "quarantine" / "000003.log").read_bytes() == rotten
     assert verify(path) == []
     open_writer(path).close()

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from m3pc.types import Ack, AppendKey, Status
+from m3pc.types import Ack, AckStatus, AppendKey
 from replay.format.payload import encode
 from replay.store.store import Store
 from replay.store.verify import verify
-from replay.writing.group_commit import Appender
+from replay.writing.group_commit import GroupCommitter
 from replay.writing.manifest_writer import BrokenStoreError
 from replay.writing.scrubber import Scrubber
-from replay.writing.writer import Request, Writer
+from replay.writing.writer import AppendRequest, Writer
 from tests.support.faults.live_writer import HEADER, ROOMY, episode, numbers, open_writer, send
 from tests.support.faults.sim_fs import SimFS
 
@@ -28,7 +28,7 @@ class Slow(Writer):
         self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
         self.groups: list[int] = []
 
-    def commit(self, requests: Sequence[Request]) -> list[Ack]:
+    def commit(self, requests: Sequence[AppendRequest]) -> list[Ack]:
         self.begun.release()
         assert self.go_on.acquire(timeout=30)
         self.groups.append(len(requests))
@@ -41,13 +41,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_many_producers_lose_nothing_and_repeat_nothing(path: Path) -> None:
-    def produce(slot: int) -> list[Status]:
+    def produce(slot: int) -> list[AckStatus]:
         keys = [AppendKey(slot, 0, n) for n in range(20)]
         return [appender.append(key, encode(episode(key.sequence))).status for key in keys]
 
-    with Appender(open_writer(path)) as appender, ThreadPoolExecutor(16) as threads:
+    with GroupCommitter(open_writer(path)) as appender, ThreadPoolExecutor(16) as threads:
         found = list(threads.map(produce, range(16)))
-    assert found == [[Status.DURABLE] * 20] * 16
+    assert found == [[AckStatus.DURABLE] * 20] * 16
     store = Store(path)
     keys = [tuple(row) for s in store.segments if s.keys is not None for row in s.keys.tolist()]
     assert sorted(keys) == [(slot, 0, n) for slot in range(16) for n in range(20)]
@@ -58,7 +58,7 @@ def test_many_producers_lose_nothing_and_repeat_nothing(path: Path) -> None:
 
 def test_whoever_comes_during_a_sync_shares_the_next_one(path: Path) -> None:
     writer = Slow(path)
-    with Appender(writer) as appender, ThreadPoolExecutor(8) as threads:
+    with GroupCommitter(writer) as appender, ThreadPoolExecutor(8) as threads:
         first = threads.submit(appender.append, AppendKey(0, 0, 0), encode(episode(0)))
         assert writer.begun.acquire(timeout=30)
         others = [
@@ -68,27 +68,27 @@ def test_whoever_comes_during_a_sync_shares_the_next_one(path: Path) -> None:
         while appender._queue.qsize() < 7:
             assert not first.done()
         writer.go_on.release(2)
-        assert {f.result(30).status for f in [first, *others]} == {Status.DURABLE}
+        assert {f.result(30).status for f in [first, *others]} == {AckStatus.DURABLE}
     assert writer.groups == [1, 7]
 
 
 def test_an_append_that_takes_too_long_is_to_be_sent_again(path: Path) -> None:
     writer = Slow(path)
-    appender = Appender(writer, deadline=0.05)
+    appender = GroupCommitter(writer, deadline=0.05)
     ack = appender.append(AppendKey(0, 0, 0), encode(episode(0)))
-    assert (ack.status, "may be stored or not" in ack.reason) == (Status.RETRY_LATER, True)
+    assert (ack.status, "may be stored or not" in ack.reason) == (AckStatus.RETRY_LATER, True)
     writer.go_on.release(9)
     assert writer.begun.acquire(timeout=30)
     appender.close()
     assert numbers(Store(path)) == [0]
     with open_writer(path) as again:
-        assert send(again, range(1))[0].status is Status.DUPLICATE
+        assert send(again, range(1))[0].status is AckStatus.DUPLICATE
 
 
 def test_a_broken_store_tells_every_producer(path: Path) -> None:
     fs = SimFS(path.parent)
-    with Appender(open_writer(path, fs=fs)) as appender:
-        assert appender.append(AppendKey(0, 0, 0), encode(episode(0))).status is Status.DURABLE
+    with GroupCommitter(open_writer(path, fs=fs)) as appender:
+        assert appender.append(AppendKey(0, 0, 0), encode(episode(0))).status is AckStatus.DURABLE
         fs.fails_at = dict.fromkeys(range(fs.calls, fs.calls + 100), errno.EIO)
         for slot in range(3):
             with pytest.raises(BrokenStoreError):
@@ -98,13 +98,13 @@ def test_a_broken_store_tells_every_producer(path: Path) -> None:
 
 def test_no_thread_is_left(path: Path) -> None:
     before = threading.active_count()
-    with Appender(open_writer(path)) as appender, Scrubber(appender):
+    with GroupCommitter(open_writer(path)) as appender, Scrubber(appender):
         assert threading.active_count() == before + 2
     assert threading.active_count() == before
 
 
 def test_the_scrubber_sets_rot_aside_while_appends_go_on(path: Path) -> None:
-    with Appender(open_writer(path)) as appender:
+    with GroupCommitter(open_writer(path)) as appender:
         for number in range(3):
             appender.append(AppendKey(0, 0, number), encode(episode(number)))
             appender.call(Writer.roll)

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from m3pc.types import AppendKey, Status
+from m3pc.types import AckStatus, AppendKey
 from replay.format import manifest
 from replay.format.fs import Disk, DiskFile
-from replay.format.log import Entry
+from replay.format.log import LogEntry
 from replay.format.manifest import Parsed
 from replay.format.payload import encode
 from replay.store.producers import Producers
 from replay.store.store import Store
-from replay.writing.writer import Options, Writer
+from replay.writing.writer import Writer, WriterOptions
 from tests.support.episodes.episodes import header, numbered
 from tests.support.faults.leaks import LEAKS
 from tests.support.faults.soak import Before, Reading, check_counts, resident, slope, soaked
 
-SHORT = Options(segment_bytes=50_000, keep_bytes=500_000, low_space=0, no_space=0)
-LONG = Options(segment_bytes=280_000, keep_bytes=4_000_000, low_space=0, no_space=0)
+SHORT = WriterOptions(segment_bytes=50_000, keep_bytes=500_000, low_space=0, no_space=0)
+LONG = WriterOptions(segment_bytes=280_000, keep_bytes=4_000_000, low_space=0, no_space=0)
 MOST_TRACED = 4.0  # bytes of Python's and numpy's memory a transition, of which 16 are stored
 MOST_RESIDENT = 1.0  # the same of the process; 0.1 MB in 100,000 transitions
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 def soak(
     path: Path,
-    options: Options,
+    options: WriterOptions,
     *,
     rounds: int,
     episodes: int,
@@ -110,17 +110,17 @@ def test_rubbish_is_counted_for_one_incarnation_of_a_slot() -> None:
     producers = Producers({}, most_refused=2)
 
     def refuse(*key: int) -> None:
-        producers.advance([Entry(AppendKey(*key), None, "head")])
+        producers.advance([LogEntry(AppendKey(*key), None, "head")])
 
     for key in ((0, 0, 0), (0, 0, 1), (1, 0, 0)):
         refuse(*key)
-    assert producers.judge(AppendKey(0, 0, 2), {}).status is Status.FENCED
-    assert producers.judge(AppendKey(1, 0, 1), {}).status is Status.DURABLE
-    assert producers.judge(AppendKey(0, 1, 0), {}).status is Status.DURABLE
+    assert producers.judge(AppendKey(0, 0, 2), {}).status is AckStatus.FENCED
+    assert producers.judge(AppendKey(1, 0, 1), {}).status is AckStatus.DURABLE
+    assert producers.judge(AppendKey(0, 1, 0), {}).status is AckStatus.DURABLE
     refuse(0, 1, 0)
-    assert producers.judge(AppendKey(0, 1, 1), {}).status is Status.DURABLE
+    assert producers.judge(AppendKey(0, 1, 1), {}).status is AckStatus.DURABLE
     refuse(0, 1, 1)
-    assert producers.judge(AppendKey(0, 1, 2), {}).status is Status.FENCED
+    assert producers.judge(AppendKey(0, 1, 2), {}).status is AckStatus.FENCED
 
 
 @pytest.mark.long

@@ -7,13 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from m3pc.types import AppendKey, Durability, InputError, Status
+from m3pc.types import AckStatus, AppendKey, Durability, InputError
 from replay.format.fs import FS, Disk
-from replay.format.index import Producer
+from replay.format.index import ProducerState
 from replay.format.payload import encode
 from replay.store.store import Store
 from replay.store.verify import verify
-from replay.writing.writer import Options
+from replay.writing.writer import WriterOptions
 from tests.support.faults.live_writer import ROOMY, episode, numbers, open_writer, send
 from tests.support.faults.sim_fs import Loss, SimFS
 
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
 def test_episodes_come_back_in_order_and_bit_for_bit(path: Path, fs: FS) -> None:
     with open_writer(path, fs=fs) as writer:
         acks = send(writer, range(5))
-    assert [ack.status for ack in acks] == [Status.DURABLE] * 5
+    assert [ack.status for ack in acks] == [AckStatus.DURABLE] * 5
     assert [ack.expected for ack in acks] == [1, 2, 3, 4, 5]
     found = [encode(one) for one in Store(path, fs=fs).episodes()]
     assert found == [encode(episode(number)) for number in range(5)]
@@ -46,39 +46,39 @@ def test_the_same_key_again_is_a_duplicate_and_stored_once(path: Path, fs: FS) -
     with open_writer(path, fs=fs) as writer:
         send(writer, range(3))
         again = writer.append(AppendKey(0, 0, 1), encode(episode(50)))
-        assert (again.status, again.expected) == (Status.DUPLICATE, 3)
+        assert (again.status, again.expected) == (AckStatus.DUPLICATE, 3)
     with open_writer(path, fs=fs) as writer:
-        assert writer.append(AppendKey(0, 0, 2), FIRST).status is Status.DUPLICATE
+        assert writer.append(AppendKey(0, 0, 2), FIRST).status is AckStatus.DUPLICATE
     assert numbers(Store(path, fs=fs)) == [0, 1, 2]
 
 
 def test_a_number_that_comes_too_early_is_a_gap(path: Path, fs: FS) -> None:
     with open_writer(path, fs=fs) as writer:
-        assert writer.append(AppendKey(0, 0, 1), FIRST).status is Status.GAP
+        assert writer.append(AppendKey(0, 0, 1), FIRST).status is AckStatus.GAP
         send(writer, range(2))
         ack = writer.append(AppendKey(0, 0, 4), FIRST)
-        assert (ack.status, ack.expected) == (Status.GAP, 2)
+        assert (ack.status, ack.expected) == (AckStatus.GAP, 2)
     assert numbers(Store(path, fs=fs)) == [0, 1]
 
 
 def test_a_new_incarnation_shuts_the_old_one_out(path: Path, fs: FS) -> None:
     with open_writer(path, fs=fs) as writer:
         send(writer, range(2), incarnation=4)
-        assert writer.append(AppendKey(0, 5, 1), FIRST).status is Status.GAP
+        assert writer.append(AppendKey(0, 5, 1), FIRST).status is AckStatus.GAP
         send(writer, range(1), incarnation=5)
-        assert writer.append(AppendKey(0, 4, 2), FIRST).status is Status.FENCED
-        assert writer.append(AppendKey(0, 4, 0), FIRST).status is Status.FENCED
-        assert writer.producer(0) == Producer(5, 1)
+        assert writer.append(AppendKey(0, 4, 2), FIRST).status is AckStatus.FENCED
+        assert writer.append(AppendKey(0, 4, 0), FIRST).status is AckStatus.FENCED
+        assert writer.producer(0) == ProducerState(5, 1)
         writer.roll()
     with open_writer(path, fs=fs) as writer:
-        assert writer.append(AppendKey(0, 4, 2), FIRST).status is Status.FENCED
-        assert writer.append(AppendKey(0, 5, 1), FIRST).status is Status.DURABLE
+        assert writer.append(AppendKey(0, 4, 2), FIRST).status is AckStatus.FENCED
+        assert writer.append(AppendKey(0, 5, 1), FIRST).status is AckStatus.DURABLE
 
 
 def test_slots_count_each_for_itself(path: Path, fs: FS) -> None:
     with open_writer(path, fs=fs) as writer:
         for slot in (3, 0, 2**31 - 1):
-            assert send(writer, range(2), slot=slot)[-1].status is Status.DURABLE
+            assert send(writer, range(2), slot=slot)[-1].status is AckStatus.DURABLE
     assert numbers(Store(path, fs=fs)) == [0, 1] * 3
 
 
@@ -87,7 +87,7 @@ def test_in_one_group_each_request_sees_those_before(path: Path, fs: FS) -> None
     with open_writer(path, fs=fs) as writer:
         requests = [writer.request(AppendKey(*key), FIRST) for key in keys]
         statuses = [ack.status for ack in writer.commit(requests)]
-    good, twice, gap, out = Status.DURABLE, Status.DUPLICATE, Status.GAP, Status.FENCED
+    good, twice, gap, out = AckStatus.DURABLE, AckStatus.DUPLICATE, AckStatus.GAP, AckStatus.FENCED
     assert statuses == [good, good, twice, gap, good, out, good]
     assert len(numbers(Store(path, fs=fs))) == 4
 
@@ -100,7 +100,7 @@ def test_in_one_group_each_request_sees_those_before(path: Path, fs: FS) -> None
 def test_what_is_no_key_is_rejected(key: tuple[int, int, int], path: Path) -> None:
     with open_writer(path) as writer:
         ack = writer.append(AppendKey(*key), FIRST)
-    assert (ack.status, "is no key" in ack.reason) == (Status.REJECTED, True)
+    assert (ack.status, "is no key" in ack.reason) == (AckStatus.REJECTED, True)
     assert Store(path).totals.episodes == 0
 
 
@@ -112,12 +112,12 @@ def test_a_bad_payload_is_rejected_and_its_number_used(path: Path, fs: FS) -> No
     flipped[-20] ^= 1
     with open_writer(path, fs=fs) as writer:
         ack = writer.append(AppendKey(0, 0, 0), bytes(flipped))
-        assert (ack.status, ack.expected) == (Status.REJECTED, 1)
+        assert (ack.status, ack.expected) == (AckStatus.REJECTED, 1)
         assert "(checksum)" in ack.reason
-        assert writer.append(AppendKey(0, 0, 0), FIRST).status is Status.DUPLICATE
-        assert writer.append(AppendKey(0, 0, 1), FIRST).status is Status.DURABLE
+        assert writer.append(AppendKey(0, 0, 0), FIRST).status is AckStatus.DUPLICATE
+        assert writer.append(AppendKey(0, 0, 1), FIRST).status is AckStatus.DURABLE
     with open_writer(path, fs=fs) as writer:
-        assert writer.producer(0) == Producer(0, 2)
+        assert writer.producer(0) == ProducerState(0, 2)
         writer.roll()
         assert writer.listing.refused == 1
     assert numbers(Store(path, fs=fs)) == [0]
@@ -126,10 +126,10 @@ def test_a_bad_payload_is_rejected_and_its_number_used(path: Path, fs: FS) -> No
 def test_a_producer_that_sends_only_rubbish_is_shut_out(path: Path) -> None:
     with open_writer(path, replace(ROOMY, most_refused=3)) as writer:
         acks = [writer.append(AppendKey(0, 0, n), b"rubbish").status for n in range(4)]
-        assert acks == [Status.REJECTED] * 3 + [Status.FENCED]
-        assert writer.append(AppendKey(0, 0, 3), FIRST).status is Status.FENCED
-        assert writer.append(AppendKey(0, 1, 0), FIRST).status is Status.DURABLE
-        assert writer.append(AppendKey(1, 0, 0), FIRST).status is Status.DURABLE
+        assert acks == [AckStatus.REJECTED] * 3 + [AckStatus.FENCED]
+        assert writer.append(AppendKey(0, 0, 3), FIRST).status is AckStatus.FENCED
+        assert writer.append(AppendKey(0, 1, 0), FIRST).status is AckStatus.DURABLE
+        assert writer.append(AppendKey(1, 0, 0), FIRST).status is AckStatus.DURABLE
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
@@ -138,7 +138,7 @@ def test_an_answer_says_how_safe_it_is(durability: Durability, path: Path) -> No
     fs = SimFS(path.parent)
     writer = open_writer(path, replace(ROOMY, durability=durability), fs=fs)
     acks = send(writer, range(3))
-    assert [(ack.status, ack.durability) for ack in acks] == [(Status.DURABLE, durability)] * 3
+    assert [(ack.status, ack.durability) for ack in acks] == [(AckStatus.DURABLE, durability)] * 3
     assert numbers(Store(path, fs=fs)) == [0, 1, 2]
     left = fs.after(Loss(random.Random(0), names=False, sectors="old"))
     with open_writer(path, fs=left):
@@ -182,7 +182,7 @@ def test_a_log_of_rubbish_becomes_no_segment_but_its_numbers_are_kept(path: Path
         writer.roll()
         assert (writer.listing.segments, writer.listing.rolls) == ((), 1)
     with open_writer(path, fs=fs) as writer:
-        assert writer.producer(0) == Producer(0, 1)
+        assert writer.producer(0) == ProducerState(0, 1)
 
 
 def test_retention_by_episodes_keeps_at_least_so_many(path: Path, fs: FS) -> None:
@@ -194,7 +194,7 @@ def test_retention_by_episodes_keeps_at_least_so_many(path: Path, fs: FS) -> Non
         assert [s.number for s in writer.listing.segments] == [3, 4]
         assert writer.listing.dropped == (0, 1, 2)
         assert len(fs.names(path / "segments")) == 4
-        assert writer.append(AppendKey(0, 0, 2), FIRST).status is Status.DUPLICATE
+        assert writer.append(AppendKey(0, 0, 2), FIRST).status is AckStatus.DUPLICATE
     assert numbers(Store(path, fs=fs)) == list(range(12, 20))
 
 
@@ -249,13 +249,13 @@ def test_a_withdrawn_producer_is_marked_in_every_segment(path: Path, fs: FS) -> 
 
 def test_with_no_room_everything_waits(path: Path) -> None:
     fs = SimFS(path.parent)
-    with open_writer(path, Options(), fs=fs) as writer:
+    with open_writer(path, WriterOptions(), fs=fs) as writer:
         send(writer, range(2))
         fs.free = writer.options.no_space - 1
         ack = writer.append(AppendKey(0, 0, 2), FIRST)
-        assert (ack.status, ack.expected) == (Status.RETRY_LATER, 2)
+        assert (ack.status, ack.expected) == (AckStatus.RETRY_LATER, 2)
         fs.free = writer.options.no_space
-        assert send(writer, range(2, 3))[0].status is Status.DURABLE
+        assert send(writer, range(2, 3))[0].status is AckStatus.DURABLE
 
 
 @pytest.mark.parametrize("keep, left", [(None, [0, 1, 2]), (1 << 40, [2])])
@@ -263,11 +263,11 @@ def test_with_little_room_the_oldest_go_if_any_may(
     keep: int | None, left: list[int], path: Path
 ) -> None:
     fs = SimFS(path.parent)
-    with open_writer(path, Options(keep_bytes=keep), fs=fs) as writer:
+    with open_writer(path, WriterOptions(keep_bytes=keep), fs=fs) as writer:
         for number in range(3):
             send(writer, range(number, number + 1))
             writer.roll()
         fs.free = writer.options.low_space - 1
         for number in range(3, 7):
-            assert send(writer, range(number, number + 1))[0].status is Status.DURABLE
+            assert send(writer, range(number, number + 1))[0].status is AckStatus.DURABLE
         assert [listed.number for listed in writer.listing.segments] == left

@@ -8,9 +8,9 @@ import time
 from functools import partial
 from pathlib import Path
 
-from actors.rollout_loop import Acting
-from actors.rollout_worker import Collector, Order
-from actors.watchdog import Watchdog
+from actors.rollout_loop import ExplorationConfig
+from actors.rollout_worker import RolloutConfig, RolloutWorker
+from actors.watchdog import ProcessWatchdog
 from m3pc.coordinator import connect
 from replay.format.payload import encode
 from replay.writing.writer import Writer
@@ -23,10 +23,10 @@ TIMEOUT = 1.0  # seconds
 
 def main(folder: Path, hang: str) -> None:
     logging.basicConfig(level=logging.INFO)
-    order = Order(
+    order = RolloutConfig(
         env_id=FAULTY,
         seed=0,
-        acting=Acting(window=8, horizon=4),
+        acting=ExplorationConfig(window=8, horizon=4),
         planner=SlowPlanner(),
         sink=Writer(folder / "store", HEADER, ROOMY),
         encode=encode,
@@ -41,7 +41,7 @@ def main(folder: Path, hang: str) -> None:
         envs=4,
         step_timeout=TIMEOUT,
     )
-    collector = Collector(0, watches=partial(Watchdog, grace=1.0))
+    collector = RolloutWorker(0, watches=partial(ProcessWatchdog, grace=1.0))
     collector.start(order)
     if hang == "end":
         while not collector.report().finished:

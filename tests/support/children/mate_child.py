@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.online import OnlineLearner
-from learner.process_group import Group
-from learner.rendezvous import Meeting, invite, join
+from learner.process_group import ProcessGroup
+from learner.rendezvous import Rendezvous, invite, join
 from m3pc.config.schema import Config
 from m3pc.model.device import prepare_compute
-from m3pc.online.lead_learner import Mate
+from m3pc.online.lead_learner import FollowerLearner
 from m3pc.online.run_folder import open_run
 from m3pc.types import DivergedError, TransitionBatch
 from tests.support.episodes.shared_data import ROOT
@@ -58,7 +58,7 @@ class Other:
         self._process.kill()
         self._process.communicate(timeout=30)
 
-    def told(self, task: str, *, seconds: float = 60.0, **arguments: Any) -> Group:
+    def told(self, task: str, *, seconds: float = 60.0, **arguments: Any) -> ProcessGroup:
         """Once it has the task and has joined: this process as the first learner."""
         self._ready = self._ready or self.answer() == READY
         meeting, table = invite("127.0.0.1", size=2, device="cpu", seconds=seconds)
@@ -112,7 +112,7 @@ def everything(learner: OnlineLearner) -> dict[str, Tensor]:
     }
 
 
-def learner(group: Group, preset: str = "small", **changes: object) -> OnlineLearner:
+def learner(group: ProcessGroup, preset: str = "small", **changes: object) -> OnlineLearner:
     config = settings(preset, **changes)
     prepare_compute(config.compute)
     return OnlineLearner(tiny_weights(config), {}, config, group)
@@ -121,7 +121,7 @@ def learner(group: Group, preset: str = "small", **changes: object) -> OnlineLea
 # What both do
 
 
-def updates(group: Group, count: int, **changes: Any) -> tuple[list[Numbers], str]:
+def updates(group: ProcessGroup, count: int, **changes: Any) -> tuple[list[Numbers], str]:
     """Losses of each update, and all bits after the last."""
     found = learner(group, **changes)
     return [update(found, number) for number in range(count)], digest(found)
@@ -132,7 +132,7 @@ def update(found: OnlineLearner, number: int) -> Numbers:
     return found.update(number, segments(ROWS, seed=number), batches)
 
 
-def poisoned(group: Group, what: str) -> tuple[str, bool]:
+def poisoned(group: ProcessGroup, what: str) -> tuple[str, bool]:
     """An update that goes wrong with the second learner alone: why each left it out, and whether
     its weights and moments are untouched."""
     found = learner(group)
@@ -157,7 +157,7 @@ def poisoned(group: Group, what: str) -> tuple[str, bool]:
     return "", False
 
 
-def noise(group: Group) -> list[list[float]]:
+def noise(group: ProcessGroup) -> list[list[float]]:
     """What is drawn before, inside and after `own_noise`."""
     torch.manual_seed(7)
     before = torch.rand(3)
@@ -167,10 +167,10 @@ def noise(group: Group) -> list[list[float]]:
     return [x.tolist() for x in (before, inside, torch.rand(3))]
 
 
-def along(group: Group, run: str, bad_from: int = 1 << 40) -> Any:
+def along(group: ProcessGroup, run: str, bad_from: int = 1 << 40) -> Any:
     """Follow the first learner through a run. From update `bad_from` on this learner alone has
     pieces without a number in them."""
-    mate = Mate(open_run(Path(run)), group)
+    mate = FollowerLearner(open_run(Path(run)), group)
     real = mate.trainer.learner.update
 
     def spoilt(number: int, pieces: Any, batches: Any) -> Numbers:
@@ -188,7 +188,7 @@ def along(group: Group, run: str, bad_from: int = 1 << 40) -> Any:
     return [digest(trainer.learner), trainer.updates, trainer.left_out, trainer.seen(), error]
 
 
-def hang(group: Group) -> None:
+def hang(group: ProcessGroup) -> None:
     """The second stops after the first meeting; the first waits for another."""
     group.together()
     if group.rank == 1:
@@ -209,7 +209,7 @@ def main() -> None:
     say(READY)
     for line in sys.stdin:
         order = json.loads(line)
-        group = join(Meeting(**order["meeting"]), 1)
+        group = join(Rendezvous(**order["meeting"]), 1)
         try:
             answer = TASKS[order["task"]](group, **order["arguments"])
         finally:

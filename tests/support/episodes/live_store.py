@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from m3pc.types import AppendKey, Episode, Status
+from m3pc.types import AckStatus, AppendKey, Episode
 from replay.format.payload import encode
 from replay.writing.writer import Writer
 from tests.support.episodes.episodes import header, numbered
@@ -31,10 +31,10 @@ def fill(path: Path) -> Writer:
     """The store, still open."""
     writer = Writer(path, header(), ROOMY)
     for k, (key, episode) in enumerate(EPISODES.items()):
-        assert writer.append(key, encode(episode)).status is Status.DURABLE
+        assert writer.append(key, encode(episode)).status is AckStatus.DURABLE
         if k in (1, 3):
             writer.roll()
-    assert writer.append(REFUSED, bytes(80)).status is Status.REJECTED
+    assert writer.append(REFUSED, bytes(80)).status is AckStatus.REJECTED
     return writer
 
 

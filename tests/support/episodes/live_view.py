@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from m3pc.types import AppendKey, Episode, Integers
 from replay.format.segment import Segment, in_memory, joined
-from replay.store.view import Chosen
+from replay.store.view import EpisodeMask
 from tests.support.episodes.episodes import numbered
 
 
@@ -54,7 +54,7 @@ class LiveStore:
 class LiveView:
     store: LiveStore
     segments: tuple[Segment, ...]
-    withdrawn: Chosen | None = None
+    withdrawn: EpisodeMask | None = None
 
     @property
     def path(self) -> Path:

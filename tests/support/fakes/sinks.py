@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from m3pc.types import Ack, AppendKey, EpisodeSink, Status
+from m3pc.types import Ack, AckStatus, AppendKey, EpisodeSink
 
 
-def ack(status: Status, expected: int = 0) -> Ack:
+def ack(status: AckStatus, expected: int = 0) -> Ack:
     return Ack(status=status, expected=expected, durability="os", reason="as asked")
 
 
@@ -24,11 +24,11 @@ class Kept:
         before = [k.sequence for k in self.payloads if k[:2] == key[:2]]
         expected = max(before, default=-1) + 1
         if key.sequence < expected:
-            return ack(Status.DUPLICATE, expected)
+            return ack(AckStatus.DUPLICATE, expected)
         if key.sequence > expected:
-            return ack(Status.GAP, expected)
+            return ack(AckStatus.GAP, expected)
         self.payloads[key] = payload
-        return ack(Status.DURABLE, expected + 1)
+        return ack(AckStatus.DURABLE, expected + 1)
 
 
 class Lossy:
@@ -44,7 +44,7 @@ class Lossy:
         if luck < 0.2:
             raise ConnectionError("nobody there")
         if luck < 0.3:
-            return ack(Status.RETRY_LATER)
+            return ack(AckStatus.RETRY_LATER)
         found = self._sink.append(key, payload)
         if luck < 0.6:
             self.lost_replies += 1
@@ -87,11 +87,11 @@ class InFolder:
     def append(self, key: AppendKey, payload: bytes) -> Ack:
         path = self._folder / "-".join(map(str, key))
         if path.exists():
-            return ack(Status.DUPLICATE, key.sequence + 1)
+            return ack(AckStatus.DUPLICATE, key.sequence + 1)
         aside = path.with_name(f".{path.name}")  # whole or absent, whenever its writer is killed
         aside.write_bytes(payload)
         aside.rename(path)
-        return ack(Status.DURABLE, key.sequence + 1)
+        return ack(AckStatus.DURABLE, key.sequence + 1)
 
     def payloads(self) -> dict[AppendKey, bytes]:
         whole = self._folder.glob("[0-9]*")

@@ -6,7 +6,7 @@ from itertools import repeat
 
 import numpy as np
 
-from m3pc.types import Ask, Decision, PlannerGoneError
+from m3pc.types import Decision, PlannerGoneError, PlanRequest
 from tests.support.fakes.fake_planner import FakePlanner
 
 
@@ -18,13 +18,13 @@ class SlowPlanner:
     ) -> None:
         """The first `gone` requests are never answered. A version an answer."""
         self.planner = FakePlanner(actions, versions or repeat(3))
-        self.asks: list[Ask] = []
-        self.open: list[Ask] = []
+        self.asks: list[PlanRequest] = []
+        self.open: list[PlanRequest] = []
         self.answered = 0
         self.gone = gone
         self.spoil = 0  # makes the answer with this number NaN, from 1
 
-    def ask(self, ask: Ask) -> "Waiting":
+    def ask(self, ask: PlanRequest) -> "Waiting":
         self.asks.append(ask)
         self.open.append(ask)
         return Waiting(self, ask)
@@ -33,7 +33,7 @@ class SlowPlanner:
 @dataclasses.dataclass
 class Waiting:
     planner: SlowPlanner
-    ask: Ask
+    ask: PlanRequest
 
     def result(self, patience: float, stop: Callable[[], bool]) -> Decision:
         planner = self.planner

@@ -12,21 +12,21 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from m3pc.types import AppendKey, InputError, Status
+from m3pc.types import AckStatus, AppendKey, InputError
 from replay.format import log
 from replay.format.payload import encode
 from replay.store.store import Store
-from replay.writing.writer import Options, Writer
+from replay.writing.writer import Writer, WriterOptions
 from tests.support.episodes.episodes import header, numbered
 from tests.support.faults.sim_fs import Loss, SimFS, losses
 
 PATH = Path("/disk/store")
 HEADER = header(horizon=60)
-OPTIONS = Options(segment_bytes=4000, low_space=0, no_space=0)
+OPTIONS = WriterOptions(segment_bytes=4000, low_space=0, no_space=0)
 KEEP = 6  # episodes
 RETENTION = replace(OPTIONS, keep_episodes=KEEP)
 RUBBISH = b"no episode"
-STORED = (Status.DURABLE, Status.DUPLICATE, Status.REJECTED)
+STORED = (AckStatus.DURABLE, AckStatus.DUPLICATE, AckStatus.REJECTED)
 
 
 @dataclass
@@ -44,7 +44,7 @@ class History:
 class Play:
     """One program on one disk."""
 
-    def __init__(self, seed: int, options: Options = OPTIONS) -> None:
+    def __init__(self, seed: int, options: WriterOptions = OPTIONS) -> None:
         self.rng = random.Random(seed)
         self.fs = used_disk(self.rng)
         self.history = History()
@@ -81,7 +81,7 @@ class Play:
         key, payload = self._episode(0)
         late = AppendKey(key.slot, key.incarnation, key.sequence + 1)
         ack = self._opened().append(late, payload)
-        assert ack.status in (Status.GAP, Status.RETRY_LATER), ack
+        assert ack.status in (AckStatus.GAP, AckStatus.RETRY_LATER), ack
 
     def restart(self) -> None:
         """A new process in slot 0, which sends its own episodes from 0 on."""
@@ -90,7 +90,7 @@ class Play:
         self.append()
         if self._key(0).sequence:
             ack = self._opened().append(old, self.history.sent.get(old, RUBBISH))
-            assert ack.status in (Status.FENCED, Status.RETRY_LATER), ack
+            assert ack.status in (AckStatus.FENCED, AckStatus.RETRY_LATER), ack
 
     def roll(self) -> None:
         self._opened().roll()
@@ -163,10 +163,10 @@ class Play:
         for (key, *_), ack in zip(requests, writer.commit(requests), strict=True):
             self._note(key, ack.status)
 
-    def _note(self, key: AppendKey, status: Status) -> None:
+    def _note(self, key: AppendKey, status: AckStatus) -> None:
         if key in self.history.acked:
-            assert status in (Status.DUPLICATE, Status.RETRY_LATER), (key, status)
-        assert status is not Status.FENCED, key
+            assert status in (AckStatus.DUPLICATE, AckStatus.RETRY_LATER), (key, status)
+        assert status is not AckStatus.FENCED, key
         if status in STORED:
             self.history.acked.add(key)
             self._next[key.slot] = (key.incarnation, key.sequence + 1)
@@ -188,12 +188,12 @@ def used_disk(rng: random.Random) -> SimFS:
     return fs
 
 
-def open_writer(fs: SimFS, rng: random.Random, options: Options = OPTIONS) -> Writer:
+def open_writer(fs: SimFS, rng: random.Random, options: WriterOptions = OPTIONS) -> Writer:
     return Writer(PATH, HEADER, options, fs=fs, salts=rng.randbytes)
 
 
 def check(
-    fs: SimFS, history: History, rng: random.Random, options: Options, *, go_on: bool
+    fs: SimFS, history: History, rng: random.Random, options: WriterOptions, *, go_on: bool
 ) -> None:
     """Open what a crash left: what was acknowledged must be there, once, in order, unchanged."""
     writer = open_writer(fs, rng, options)
@@ -250,9 +250,9 @@ def _send_again(writer: Writer, history: History) -> None:
         where = writer.producer(key.slot)
         ack = writer.append(key, history.sent[key])
         if key.incarnation < where.incarnation:
-            assert ack.status is Status.FENCED, (key, ack)
+            assert ack.status is AckStatus.FENCED, (key, ack)
         elif key in history.acked:
-            assert ack.status is Status.DUPLICATE, (key, ack)
+            assert ack.status is AckStatus.DUPLICATE, (key, ack)
         else:
             assert ack.status in STORED, (key, ack)
             history.acked.add(key)
@@ -278,7 +278,7 @@ class Explorer:
         play.run(operations)
         cut()
 
-    def _cut(self, fs: SimFS, history: History, options: Options, deeper: float) -> None:
+    def _cut(self, fs: SimFS, history: History, options: WriterOptions, deeper: float) -> None:
         left, known = fs.after(next(self._losses)), history.copy()
         self.states += 1
         if self._rng.random() < deeper:

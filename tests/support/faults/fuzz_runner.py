@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from m3pc.datagen import convert
-from m3pc.datasets.source import Options
+from m3pc.datasets.source import ImportOptions
 from m3pc.types import InputError
 from replay.format import manifest
 from replay.store.store import Store
@@ -150,7 +150,7 @@ def convert_mutant(mutant: Path, source: Path, work: Path) -> None:
     """An import that succeeds must leave a store that opens and holds numbers only."""
     work.mkdir()
     job = {"path": str(mutant), "kind": "", "name": source.name, "sha256": ""}
-    convert.main(job | {"options": asdict(Options()), "out": str(work)})
+    convert.main(job | {"options": asdict(ImportOptions()), "out": str(work)})
     _assert_good(work)
 
 

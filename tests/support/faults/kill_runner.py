@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from m3pc.types import AppendKey, Status
+from m3pc.types import AckStatus, AppendKey
 from replay.format.fs import Disk, DiskFile
 from replay.format.payload import encode
 from replay.store.store import Store
 from replay.store.verify import verify
-from replay.writing.writer import Options, Writer
+from replay.writing.writer import Writer, WriterOptions
 from tests.support.episodes.episodes import header, numbered
 
 HEADER = header(horizon=60)
-OPTIONS = Options(segment_bytes=6000, low_space=0, no_space=0)
+OPTIONS = WriterOptions(segment_bytes=6000, low_space=0, no_space=0)
 RECORD = struct.Struct("<IQQ")
 SLOTS = 3
 LIVES = 12  # of one store
@@ -107,7 +107,7 @@ def live(path: Path, fs: Disk, told: int, seed: int) -> None:
             nexts[slot] = nexts[slot]._replace(sequence=nexts[slot].sequence + 1)
         requests = [writer.request(key, payload(key)) for key in group]
         for key, ack in zip(group, writer.commit(requests), strict=True):
-            assert ack.status is Status.DURABLE, (key, ack)
+            assert ack.status is AckStatus.DURABLE, (key, ack)
             os.write(told, RECORD.pack(*key))
         if rng.random() < 0.1:
             writer.roll()

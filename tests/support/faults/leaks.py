@@ -13,21 +13,21 @@ import pytest
 from m3pc.types import Ack
 from replay.format import manifest
 from replay.format.fs import Disk, DiskFile
-from replay.format.log import Entry
+from replay.format.log import LogEntry
 from replay.format.manifest import Parsed
-from replay.format.watermark import Mark
+from replay.format.watermark import Watermark
 from replay.store.producers import Producers
 from replay.store.store import Store
-from replay.writing.writer import Request, Writer
+from replay.writing.writer import AppendRequest, Writer
 
 Patch = pytest.MonkeyPatch
 
 
 def entries_kept(patch: Patch) -> None:
     advance = Producers.advance
-    kept: list[Entry] = []
+    kept: list[LogEntry] = []
 
-    def careless(self: Producers, entries: Sequence[Entry]) -> None:
+    def careless(self: Producers, entries: Sequence[LogEntry]) -> None:
         kept.extend(entries)
         advance(self, entries)
 
@@ -39,7 +39,7 @@ def bytes_kept(patch: Patch) -> None:
     commit = Writer.commit
     kept: list[bytes] = []
 
-    def careless(self: Writer, requests: Sequence[Request]) -> list[Ack]:
+    def careless(self: Writer, requests: Sequence[AppendRequest]) -> list[Ack]:
         sizes = [len(r.content) for r in requests if not isinstance(r.content, Exception)]
         kept.append(b"x" * (8 * sum(sizes)))
         return commit(self, requests)
@@ -82,7 +82,7 @@ def dropped_segments_kept(patch: Patch) -> None:
     """The reader never forgets what it has opened."""
     look = Store._look
 
-    def careless(self: Store, mark: Mark | None, before: Store | None) -> None:
+    def careless(self: Store, mark: Watermark | None, before: Store | None) -> None:
         known = dict(self._sealed)
         look(self, mark, before)
         self._sealed = known | self._sealed
@@ -108,7 +108,7 @@ def rubbish_remembered(patch: Patch) -> None:
     """A line for every incarnation that ever sent some."""
     advance = Producers.advance
 
-    def careless(self: Producers, entries: Sequence[Entry]) -> None:
+    def careless(self: Producers, entries: Sequence[LogEntry]) -> None:
         advance(self, entries)
         table: dict[Any, Any] = self._refused
         for entry in entries:

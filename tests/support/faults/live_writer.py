@@ -6,18 +6,18 @@ from m3pc.types import Ack, AppendKey, Episode
 from replay.format.fs import FS
 from replay.format.payload import encode
 from replay.store.store import Store
-from replay.writing.writer import Options, Writer
+from replay.writing.writer import Writer, WriterOptions
 from tests.support.episodes.episodes import header, numbered
 
 HEADER = header(horizon=100)
-ROOMY = Options(low_space=0, no_space=0)  # whatever room the machine has
+ROOMY = WriterOptions(low_space=0, no_space=0)  # whatever room the machine has
 
 
 def episode(number: int) -> Episode:
     return numbered(number, 3 + number % 17, terminated=number % 3 == 0)
 
 
-def open_writer(path: Path, options: Options = ROOMY, **more: object) -> Writer:
+def open_writer(path: Path, options: WriterOptions = ROOMY, **more: object) -> Writer:
     return Writer(path, HEADER, options, **more)  # type: ignore[arg-type]
 
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from m3pc.types import AppendKey, Episode, Status
+from m3pc.types import AckStatus, AppendKey, Episode
 from replay.format import log, segment
 from replay.format.fs import FS
-from replay.format.index import Listing
+from replay.format.index import StoreIndex
 from replay.format.log import Log
 from replay.format.manifest import AnyEvent, Drop, FileEntry, Roll
 from replay.store import recovery
 from replay.store.producers import Producers, Verdict
-from replay.store.recovery import Found
+from replay.store.recovery import RecoveredStore
 from replay.writing import writer
-from replay.writing.manifest_writer import Ledger
+from replay.writing.manifest_writer import ManifestWriter
 from replay.writing.writer import Writer
 from tests.support.faults.sim_fs import SimFS
 
@@ -76,7 +76,9 @@ def gap_accepted(patch: Patch) -> None:
 
     def careless(self: Producers, key: AppendKey, ahead: Any) -> Verdict:
         found = judge(self, key, ahead)
-        return Verdict(Status.DURABLE, key.sequence + 1) if found.status is Status.GAP else found
+        return (
+            Verdict(AckStatus.DURABLE, key.sequence + 1) if found.status is AckStatus.GAP else found
+        )
 
     patch.setattr(Producers, "judge", careless)
 
@@ -84,27 +86,27 @@ def gap_accepted(patch: Patch) -> None:
 def manifest_before_data(patch: Patch) -> None:
     """The line is there before the files that it names."""
     late: list[Callable[[], object]] = []
-    write_segment, record = segment.write_segment, Ledger.record
+    write_segment, record = segment.write_segment, ManifestWriter.record
 
     def note(
         fs: FS,
         path: Path,
         number: int,
         kept: Sequence[tuple[AppendKey, Episode]],
-        listing: Listing,
+        listing: StoreIndex,
     ) -> tuple[FileEntry, FileEntry]:
         aside = SimFS(path)
         aside.make_folder(path / segment.FOLDER)
         late.append(lambda: write_segment(fs, path, number, kept, listing))
         return write_segment(aside, path, number, kept, listing)
 
-    def then_write(self: Ledger, event: AnyEvent) -> None:
+    def then_write(self: ManifestWriter, event: AnyEvent) -> None:
         record(self, event)
         while late:
             late.pop()()
 
     patch.setattr(writer, "write_segment", note)
-    patch.setattr(Ledger, "record", then_write)
+    patch.setattr(ManifestWriter, "record", then_write)
 
 
 def unlink_before_manifest(patch: Patch) -> None:
@@ -136,7 +138,7 @@ def recovery_once_only(patch: Patch) -> None:
     """The old log goes before the new one is whole: good unless something happens in between."""
     renew = recovery.renew
 
-    def careless(fs: FS, path: Path, found: Found, salts: log.Salts) -> Log:
+    def careless(fs: FS, path: Path, found: RecoveredStore, salts: log.Salts) -> Log:
         name = log.file_name(found.listing.rolls)
         if name in fs.names(path / log.FOLDER):
             fs.unlink(path / log.FOLDER / name)

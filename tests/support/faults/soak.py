@@ -19,14 +19,14 @@ from typing import NamedTuple
 import numpy as np
 
 from m3pc.core.returns import ReturnRule
-from m3pc.types import AppendKey, Episode, Status
+from m3pc.types import AckStatus, AppendKey, Episode
 from replay.format import log, manifest
 from replay.format.payload import encode
 from replay.format.segment import Segment
 from replay.sampling.sampler import Sampler
 from replay.store.store import Store
-from replay.writing.group_commit import Appender
-from replay.writing.writer import Options, Writer
+from replay.writing.group_commit import GroupCommitter
+from replay.writing.writer import Writer, WriterOptions
 from tests.support.episodes.episodes import header, numbered
 
 PRODUCERS = 8
@@ -77,7 +77,7 @@ class Reading:
 
 
 class Soak:
-    def __init__(self, path: Path, appender: Appender, length: int) -> None:
+    def __init__(self, path: Path, appender: GroupCommitter, length: int) -> None:
         self._path, self._appender, self._length = path, appender, length
         self._keys = [AppendKey(slot, 0, 0) for slot in range(PRODUCERS)]
         self._pool = ThreadPoolExecutor(PRODUCERS)
@@ -103,9 +103,9 @@ class Soak:
             key = self._keys[slot]
             if key.sequence == LIFETIME:
                 key = AppendKey(slot, key.incarnation + 1, 0)
-                assert self._appender.append(key, RUBBISH).status is Status.REJECTED
+                assert self._appender.append(key, RUBBISH).status is AckStatus.REJECTED
                 key = key._replace(sequence=1)
-            assert self._appender.append(key, payload).status is Status.DURABLE
+            assert self._appender.append(key, payload).status is AckStatus.DURABLE
             self._keys[slot] = key._replace(sequence=key.sequence + 1)
 
     def reading(self, before: Before) -> Reading:
@@ -152,8 +152,8 @@ class Soak:
 
 
 @contextmanager
-def soaked(path: Path, options: Options, length: int) -> Iterator[Soak]:
-    with Appender(Writer(path, header(), options), deadline=60.0) as appender:
+def soaked(path: Path, options: WriterOptions, length: int) -> Iterator[Soak]:
+    with GroupCommitter(Writer(path, header(), options), deadline=60.0) as appender:
         soak = Soak(path, appender, length)
         try:
             yield soak
@@ -161,7 +161,7 @@ def soaked(path: Path, options: Options, length: int) -> Iterator[Soak]:
             soak.close()
 
 
-def check_counts(now: Reading, options: Options) -> None:
+def check_counts(now: Reading, options: WriterOptions) -> None:
     """What has one right value, and what has a bound that does not grow."""
     assert options.keep_bytes is not None
     right = {

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from m3pc.datagen.importing import ingest
-from m3pc.datasets.sandbox import Limits
-from m3pc.datasets.source import Options
+from m3pc.datasets.sandbox import SandboxLimits
+from m3pc.datasets.source import ImportOptions
 from m3pc.types import InputError
 from tests.support.episodes.foreign_files import Columns, nothing_left, write_hdf5
 from tests.support.episodes.shared_data import ROOT
 
-LIMITS = Limits(memory=1 << 30, seconds=60)
+LIMITS = SandboxLimits(memory=1 << 30, seconds=60)
 
 
-def refusal(source: Path | str, out: Path, limits: Limits = LIMITS, **options: Any) -> str:
+def refusal(source: Path | str, out: Path, limits: SandboxLimits = LIMITS, **options: Any) -> str:
     """The sentence with which an import is refused."""
     with nothing_left(out.parent), pytest.raises(InputError) as refused:
-        ingest(str(source), out, Options(**options), limits, lambda progress: None)
+        ingest(str(source), out, ImportOptions(**options), limits, lambda progress: None)
     return sentence(refused)
 
 

@@ -25,7 +25,7 @@ from m3pc.training.pretrain import start as start_pretraining
 from m3pc.types import AppendKey, Coordinator, Floats
 from replay.format.payload import encode
 from replay.store.store import Store, write_store
-from replay.writing.writer import Options, Writer
+from replay.writing.writer import Writer, WriterOptions
 from tests.support.envs.point import HORIZON, POINT
 from tests.support.episodes.episodes import header
 from tests.support.runs.small_run import config as small_config
@@ -106,7 +106,7 @@ def outcome(run: Path) -> dict[str, object]:
 
 def appended(run: OnlineRun, count: int, incarnation: int = 0) -> None:
     """The store of a run with its first `count` episodes collected: those that were logged."""
-    with closing(Writer(run.replay, run.header, Options(durability="os"))) as writer:
+    with closing(Writer(run.replay, run.header, WriterOptions(durability="os"))) as writer:
         for number, episode in enumerate(islice(cycle(pretrained()[1].episodes()), count)):
             writer.append(AppendKey(0, incarnation, number), encode(episode))
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Protocol
 
 from m3pc.coordinator import connect
-from m3pc.coordinator.coordinator import Keeper
+from m3pc.coordinator.coordinator import TableCoordinator
 from m3pc.coordinator.sqlite import SqliteTable
-from m3pc.types import Coordinator, Floor, Pointer, Version
+from m3pc.types import Coordinator, Pointer, RecoveredState, Version
 from tests.support.servers.redis_server import RedisServer
 
 
@@ -17,7 +17,9 @@ class Place(Protocol):
     address: str
     generations: Path
 
-    def client(self, floor: Callable[[], Floor] = Floor, deadline: float = 5.0) -> Coordinator: ...
+    def client(
+        self, floor: Callable[[], RecoveredState] = RecoveredState, deadline: float = 5.0
+    ) -> Coordinator: ...
     def wait(self, seconds: float) -> None: ...
     def lose(self) -> None: ...
     def close(self) -> None: ...
@@ -30,10 +32,12 @@ class InFile:
         self.now = 1_000  # milliseconds
         self._clients: list[Coordinator] = []
 
-    def client(self, floor: Callable[[], Floor] = Floor, deadline: float = 5.0) -> Coordinator:
+    def client(
+        self, floor: Callable[[], RecoveredState] = RecoveredState, deadline: float = 5.0
+    ) -> Coordinator:
         table = SqliteTable(self.path, clock=lambda: self.now)
         self._clients.append(
-            Keeper(table, generations=self.generations, floor=floor, deadline=deadline)
+            TableCoordinator(table, generations=self.generations, floor=floor, deadline=deadline)
         )
         return self._clients[-1]
 
@@ -55,7 +59,9 @@ class InRedis:
         self.address, self.generations = server.url, folder / "generations"
         self._clients: list[Coordinator] = []
 
-    def client(self, floor: Callable[[], Floor] = Floor, deadline: float = 5.0) -> Coordinator:
+    def client(
+        self, floor: Callable[[], RecoveredState] = RecoveredState, deadline: float = 5.0
+    ) -> Coordinator:
         self._clients.append(
             connect(
                 self.address,

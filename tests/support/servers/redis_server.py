@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from m3pc.coordinator.redis import Server
+from m3pc.coordinator.redis import RedisAddress
 
 USER, PASSWORD = "m3pc", "a-pass-word-for-tests"
 ADMIN, ADMIN_PASSWORD = "admin", "another-pass-word"
@@ -41,8 +41,8 @@ class RedisServer:
         self.start()
 
     @property
-    def address(self) -> Server:
-        return Server(host="127.0.0.1", port=self.port, user=USER, password=PASSWORD)
+    def address(self) -> RedisAddress:
+        return RedisAddress(host="127.0.0.1", port=self.port, user=USER, password=PASSWORD)
 
     @property
     def url(self) -> str:

@@ -19,11 +19,11 @@ from m3pc.config.schema import Config
 from m3pc.core.subprocesses import python_path
 from m3pc.model import checkpoint
 from m3pc.model.weights import Weights
-from m3pc.robot_client import Planner
+from m3pc.robot_client import RobotClient
 from m3pc.serving.app import application
-from m3pc.serving.recording import Recording
-from m3pc.serving.service_spec import House
-from m3pc.serving.session_service import Robots
+from m3pc.serving.recording import EpisodeRecording
+from m3pc.serving.service_spec import ServiceSpec
+from m3pc.serving.session_service import SessionService
 from m3pc.types import Version
 from planner.policy import Policy
 from planner.server.service import PlannerService
@@ -81,10 +81,10 @@ class Inside:
     ) -> None:
         found = weights(settings=settings)
         given = {"critic": True, "deadline": LONG_MS / 1000, "most": 4, "idle": 60.0}
-        self.house = House.of(Policy(found), **given | house)
-        self.recording = Recording(record, found) if record else None
+        self.house = ServiceSpec.of(Policy(found), **given | house)
+        self.recording = EpisodeRecording(record, found) if record else None
         self.service = PlannerService(found, paced=paced, clock=clock)
-        self.robots = Robots(
+        self.robots = SessionService(
             self.service, self.house, recording=self.recording, source=source, clock=clock
         )
         self.app = application(
@@ -154,7 +154,7 @@ class Outside:
             command, env=os.environ | {"PYTHONPATH": python_path()}, stderr=self._log
         )
         self._told = b""
-        self._planners: list[Planner] = []
+        self._planners: list[RobotClient] = []
 
     @property
     def errors(self) -> bytes:
@@ -167,9 +167,9 @@ class Outside:
     def token(self) -> str | None:
         return self.token_file.read_text() if self.token_file else None
 
-    def planner(self, **options: Any) -> Planner:
+    def planner(self, **options: Any) -> RobotClient:
         """Closed with the server."""
-        made = Planner(self.address, self.token, timeout=PATIENCE, **options)
+        made = RobotClient(self.address, self.token, timeout=PATIENCE, **options)
         self._planners.append(made)
         return made
 
