@@ -4,21 +4,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from actors.single_env import episode_streams
-from actors.vector_rollout import EpisodeStart, GymVectorAdapter, Rollout, VectorRollout
+from actors.vector_rollout import GymVectorAdapter, Rollout, VectorRollout
 from m3pc.core.history import Waypoints
+from m3pc.core.seeding import EpisodeStart
 from m3pc.envs.registry import FloatVectorEnv, step_limit
 from m3pc.types import Decision, Planner
 
 OnStep = Callable[[FloatVectorEnv, Decision], None]  # before any environment that ended is reset
-
-
-def episode_start(seed: int, *numbers: int) -> EpisodeStart:
-    """From (run seed, episode) alone: the reset of `collect`, and a planning seed of its own."""
-    reset_seed, _ = episode_streams(seed, *numbers)
-    # `episode_streams` spawns the children 0 and 1 of this sequence.
-    child = np.random.SeedSequence([seed, *numbers], spawn_key=(2,))
-    return reset_seed, int(child.generate_state(1, np.uint64)[0] >> 1)  # fits an int64
 
 
 def rollouts(

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 import ray
 
 from actors.reports import RolloutReport
+from m3pc.core.exit_codes import OK, TERMINATED
 
 if TYPE_CHECKING:
     from actors.rollout_worker import RolloutConfig, RolloutWorker
 
 DRAIN_SECONDS: Final = 5.0  # after SIGTERM
-UNSAVED: Final = 143  # exit code of a process that had to leave episodes behind
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,10 @@ class RolloutActor:
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         """In a thread: the main one has to serve Ray, and a second signal ends it at once."""
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(UNSAVED))
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
         threading.Thread(target=self._leave, name="leave").start()
 
     def _leave(self) -> None:
         left = self.drain(DRAIN_SECONDS)
         log.info("event=terminated slot=%d unacked=%d", self._slot, left)
-        os._exit(UNSAVED if left else 0)
+        os._exit(TERMINATED if left else OK)

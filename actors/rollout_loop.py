@@ -15,9 +15,10 @@ import numpy as np
 
 from actors.outbox import Outbox
 from actors.reports import FinishedEpisode, outcome
-from actors.vector_rollout import BoolArray, EpisodeStart, Rollout, VectorEnvs, VectorRollout
+from actors.vector_rollout import BoolArray, Rollout, VectorEnvs, VectorRollout
 from m3pc.config.schema import Mode
 from m3pc.core.rng import NOISE, counter_stream
+from m3pc.core.seeding import EpisodeStart
 from m3pc.telemetry.catalogue import ACTOR_BLOCKED, ACTOR_STEPPING, ENV_STEPS, EPISODES
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import (

@@ -8,19 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from actors.ack_log import AckLog
-from actors.episodes import episode_start
 from actors.fault_tolerant_envs import FaultTolerantEnvs, StepWatchdog
 from actors.membership import Membership
 from actors.outbox import Outbox
 from actors.reports import RolloutReport, RolloutState
 from actors.rollout_loop import ExplorationConfig, RolloutLoop
-from actors.vector_rollout import EpisodeStart
-from actors.watchdog import ProcessWatchdog
+from actors.watchdog import EnvWatchdog
+from m3pc.core.seeding import rollout_episodes
 from m3pc.envs import make
 from m3pc.telemetry.catalogue import ENV_FAULTS
 from m3pc.telemetry.recorder import Recorder
@@ -50,14 +48,8 @@ class RolloutConfig:
     receipts: Path | None = None  # file for a line per acknowledged episode
 
 
-def starts(seed: int, slot: int, incarnation: int) -> Iterator[EpisodeStart]:
-    """Of all episodes of one incarnation: no other, of this run or its evaluations, has them."""
-    # Evaluations have (seed, number), which is the same as (seed, number, 0, 0): so never 0 here.
-    return (episode_start(seed, slot, incarnation + 1, number) for number in count())
-
-
 class WatchdogFactory(Protocol):
-    def __call__(self, timeout: float, save: Callable[[int, float], object]) -> ProcessWatchdog: ...
+    def __call__(self, timeout: float, save: Callable[[int, float], object]) -> EnvWatchdog: ...
 
 
 class RolloutWorker:
@@ -67,7 +59,7 @@ class RolloutWorker:
         self,
         slot: int,
         *,
-        watches: WatchdogFactory = ProcessWatchdog,
+        watches: WatchdogFactory = EnvWatchdog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._slot, self._watches, self._clock = slot, watches, clock
@@ -165,7 +157,7 @@ class RolloutWorker:
             planner=order.planner,
             outbox=self._outbox,
             encode=order.encode,
-            starts=starts(order.seed, self._slot, incarnation),
+            starts=rollout_episodes(order.seed, self._slot, incarnation),
             recorder=self._recorder,
             newest=self._membership.newest if self._membership else lambda: None,
             clock=self._clock,

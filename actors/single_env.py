@@ -6,6 +6,7 @@ from typing import Protocol
 import gymnasium
 import numpy as np
 
+from m3pc.core.seeding import data_episode
 from m3pc.types import Episode, Floats
 
 
@@ -67,14 +68,6 @@ class RoundRobin:
         return SinglePolicy(self.policies[number % len(self.policies)])
 
 
-def episode_streams(seed: int, *numbers: int) -> tuple[int, np.random.Generator]:
-    """The environment's reset seed and the policy's noise, from (run seed, episode) alone."""
-    sequence = np.random.SeedSequence([seed, *numbers])
-    reset_seed, noise_seed = sequence.spawn(2)
-    # Gymnasium takes a non-negative Python integer; 31 bits are safe for every environment.
-    return int(reset_seed.generate_state(1)[0] >> 1), np.random.default_rng(noise_seed)
-
-
 def play(
     env: gymnasium.Env[Floats, Floats],
     cast: EpisodeSchedule,
@@ -84,8 +77,8 @@ def play(
     version: int = -1,
 ) -> Episode:
     """Episode `number` of a collection: it depends on that and on the collection's seed only."""
-    reset_seed, _ = episode_streams(seed, cast.start(number))
-    _, rng = episode_streams(seed, number)
+    reset_seed, _ = data_episode(seed, cast.start(number))
+    _, rng = data_episode(seed, number)
     return _episode(env, cast.player(number, rng), seed=reset_seed, rng=rng, version=version)
 
 

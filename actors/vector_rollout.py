@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from m3pc.core.history import HistoryBuffer, Waypoints
+from m3pc.core.seeding import EpisodeStart
 from m3pc.envs.registry import FloatVectorEnv
 from m3pc.types import Decision, Episode, Floats, Window
 
-EpisodeStart = tuple[int, int]  # seeds of an episode: the environment's reset, the planning
 BoolArray = NDArray[np.bool_]
 
 

@@ -25,13 +25,18 @@ from m3pc.cli import (
     serve,
     submit,
 )
+from m3pc.core.exit_codes import (
+    BAD_INPUT,
+    DIVERGED,
+    INTERNAL,
+    INTERRUPTED,
+    IO_FAILED,
+    OUT_OF_MEMORY,
+)
 
 # Before numpy loads: products of one state with one layer wait longer for a second thread than they
 # compute. Whoever wants another number sets it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-# Exit codes
-BAD_INPUT, INTERNAL, IO, MEMORY, DIVERGED, INTERRUPTED = 2, 70, 74, 75, 76, 130
 
 app = typer.Typer(
     name="m3pc",
@@ -84,9 +89,9 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
-        _end(IO, f"{error}; look at the disk, the path and its rights")
+        _end(IO_FAILED, f"{error}; look at the disk, the path and its rights")
     except MemoryError:
-        _end(MEMORY, "out of memory; use a machine with more, or less data at a time")
+        _end(OUT_OF_MEMORY, "out of memory; use a machine with more, or less data at a time")
     except Exception as error:
         from m3pc.types import DivergedError, InputError  # here, because it loads numpy
 

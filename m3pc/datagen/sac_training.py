@@ -12,8 +12,9 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from actors.single_env import episode_streams, rollout
+from actors.single_env import rollout
 from learner.sac import SAC, SACConfig
+from m3pc.core.seeding import data_episode
 from m3pc.datagen.policies.networks import Linear, TanhGaussian
 from m3pc.envs import make, normalised_score
 from m3pc.envs.registry import Env
@@ -101,7 +102,7 @@ def train(
         steps, due, reached, started = 0, evaluate_every, False, clock()
         while steps < max_steps and not reached:
             behaviour = policy if steps >= random_steps else UniformPolicy(action_size)
-            reset_seed, rng = episode_streams(training_seed, len(episodes))
+            reset_seed, rng = data_episode(training_seed, len(episodes))
             episode = rollout(env, behaviour, seed=reset_seed, rng=rng, version=sac.updates)
             episodes.append(episode)
             sac.add(episode)
@@ -148,7 +149,7 @@ def _policy(sac: SAC) -> TanhGaussian:
 def _evaluation_starts(seed: int, number: int) -> list[int]:
     """Seeds of the resets in one evaluation; no other evaluation has them."""
     first = number * EVALUATION_EPISODES
-    return [episode_streams(seed, first + i)[0] for i in range(EVALUATION_EPISODES)]
+    return [data_episode(seed, first + i)[0] for i in range(EVALUATION_EPISODES)]
 
 
 def _evaluate(env: Env, policy: TanhGaussian, starts: Sequence[int]) -> float:

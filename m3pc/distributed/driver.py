@@ -25,6 +25,15 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
 from m3pc.config.schema import FleetConfig
+from m3pc.core.exit_codes import (
+    DIVERGED,
+    INTERNAL,
+    IO_FAILED,
+    OK,
+    OUT_OF_MEMORY,
+    PARKED,
+    TERMINATED,
+)
 from m3pc.core.signals import handled
 from m3pc.distributed.autoscaler import ActorBounds, Autoscaler
 from m3pc.distributed.endpoints import NAMESPACE, RunEndpoints
@@ -52,13 +61,11 @@ DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
 LEARNER_HUNG = 600.0  # seconds in which a learner did nothing
 LOGICAL_CPUS = 256  # of a private cluster: room for as many actors as anybody asks for
 NO_LIMIT = 10**9  # steps
-OK, PARKED, FAILED, LATE = 0, 3, 70, 143  # exit codes
-IO_FAILED, NO_MEMORY, DIVERGED = 74, 75, 76
 # Why a learner ended, by the name of its error; whatever else it was, it may pass.
 REASONS = {
     DivergedError.__name__: DIVERGED,
-    "MemoryError": NO_MEMORY,
-    "OutOfMemoryError": NO_MEMORY,
+    "MemoryError": OUT_OF_MEMORY,
+    "OutOfMemoryError": OUT_OF_MEMORY,
 }
 
 Phase = Literal["collecting", "draining", "learning", "saving", "evaluating", "ending", "ended"]
@@ -212,7 +219,7 @@ class Driver:
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         self._stopping += 1
         if self._stopping > 1:
-            os._exit(LATE)
+            os._exit(TERMINATED)
 
     def _obey(self) -> None:
         try:
@@ -250,7 +257,7 @@ class Driver:
             self._give_up(PARKED, f"every actor ended too often: {'; '.join(reasons)[:500]}")
         for seat in (self.fleet.store, self.fleet.learner, *self.fleet.planners):
             if seat.state == "parked" and self.phase not in ("ending", "ended"):
-                code = IO_FAILED if seat is self.fleet.store else FAILED
+                code = IO_FAILED if seat is self.fleet.store else INTERNAL
                 self._give_up(code, f"{seat.name} ended too often: {seat.reason[:500]}")
         learnt = self.fleet.learnt
         if learnt is not None:
@@ -329,7 +336,7 @@ class Driver:
         ]
         for handle, method, arguments in calls:
             if handle is not None and not _called(handle, method, arguments):
-                self._code = self._code or LATE
+                self._code = self._code or TERMINATED
         self._enter("ended")
 
     @property

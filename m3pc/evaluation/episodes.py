@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.episodes import episode_start, rollouts
+from actors.episodes import rollouts
 from actors.vector_rollout import Rollout
 from m3pc.core.env_ids import parted
 from m3pc.core.manipulation_tasks import TASKS
+from m3pc.core.seeding import evaluation_episode
 from m3pc.envs import engine, make, make_vector, normalised_score
 from m3pc.envs.registry import FloatVectorEnv
 from m3pc.envs.subproc_vector import SubprocVectorEnv
@@ -166,7 +167,7 @@ def evaluate(
     """
     if episodes < 1:
         raise InputError(f"{episodes} episodes were asked for; give 1 or more")
-    starts = (episode_start(seed, number) for number in range(episodes))
+    starts = (evaluation_episode(seed, number) for number in range(episodes))
     tally, engine_name = _EpisodeTotals(episodes, on_progress), _engine(env_id, **kwargs)
     with closing(vector(env_id, min(slots, episodes), processes, **kwargs)) as envs:
         began = clock()

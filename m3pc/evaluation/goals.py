@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.episodes import episode_start, rollouts
+from actors.episodes import rollouts
 from actors.vector_rollout import Rollout
 from m3pc.config.schema import BACKWARD
 from m3pc.core.env_ids import parted
 from m3pc.core.history import WaypointFn, subgoals
 from m3pc.core.manipulation_tasks import TASKS as MANIPULATION
+from m3pc.core.seeding import evaluation_episode
 from m3pc.envs import make, robot, step_limit
 from m3pc.envs.registry import FloatVectorEnv
 from m3pc.evaluation.agent import policy
@@ -115,7 +116,7 @@ class Trial:
         `processes` step the environments; 0: as many as there are cores if these are heavy.
         """
         order, count = self.order, self.order.episodes
-        starts = (episode_start(order.seed, number) for number in range(count))
+        starts = (evaluation_episode(order.seed, number) for number in range(count))
         found: dict[int, Rollout] = {}
         steps = 0
 
@@ -160,7 +161,7 @@ class Trial:
 
     def wanted(self, case: Case, steps: Sequence[int]) -> list[tuple[int, RgbFrame]]:
         """The robot as the waypoints of the first episode have it; nothing where that cannot be."""
-        start, _ = episode_start(self.order.seed, 0)
+        start, _ = evaluation_episode(self.order.seed, 0)
         with closing(make(self.task.env)) as env:
             first, _ = env.reset(seed=start)
         table = case.guide(first.astype(np.float32))

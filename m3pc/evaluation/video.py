@@ -11,9 +11,10 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
-from actors.episodes import episode_start, rollouts
+from actors.episodes import rollouts
 from actors.vector_rollout import Rollout
 from m3pc.core.history import Waypoints
+from m3pc.core.seeding import evaluation_episode
 from m3pc.envs import make_vector
 from m3pc.envs.registry import FloatVectorEnv
 from m3pc.types import Decision, Floats, InputError, Planner
@@ -46,7 +47,7 @@ def record_video(
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(_filmed(env_id, size, kwargs)) as envs:
         film = _Film(part, every, on_frame)
-        starts = [episode_start(seed, 0)]
+        starts = [evaluation_episode(seed, 0)]
         try:
             with closing(film):
                 (rollout,) = rollouts(

@@ -5,14 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from m3pc.core.seeding import run_evaluation
 from m3pc.evaluation.episodes import Evaluation, evaluate
 from m3pc.model.weights import Weights
 from m3pc.online.run_folder import OnlineRun
 from planner.policy import Policy
-
-EVALUATE = 2  # what the seed is for
 
 
 def evaluation(
@@ -22,12 +19,11 @@ def evaluation(
 ) -> Evaluation:
     """Of the planner as it is configured, on episodes that are the same all along the run."""
     config = run.config
-    child = np.random.SeedSequence(config.seed, spawn_key=(EVALUATE,))
     return evaluate(
         run.facts.env,
         Policy(weights),
         episodes=config.evaluation.episodes,
-        seed=int(child.generate_state(1)[0]),
+        seed=run_evaluation(config.seed),
         slots=config.evaluation.episodes,
         window=config.model.window,
         horizon=config.planner.horizon,

@@ -16,7 +16,8 @@ import numpy as np
 
 from actors.episodes import rollouts
 from actors.rollout_loop import ExplorationConfig
-from actors.vector_rollout import EpisodeStart, Rollout
+from actors.vector_rollout import Rollout
+from m3pc.core.seeding import lock_step_episode
 from m3pc.envs import make_vector
 from m3pc.envs.registry import FloatVectorEnv
 from m3pc.model.weights import Weights
@@ -37,7 +38,6 @@ from replay.store.store import Store
 from replay.writing.writer import Writer, WriterOptions
 
 Report = Callable[[Mapping[str, Any]], None]
-COLLECT = 1  # what a seed is for
 SLOT, INCARNATION = 0, 0  # of the only producer
 
 
@@ -116,7 +116,7 @@ class LocalTrainer:
     def _collect(self, envs: FloatVectorEnv, log: RunLog) -> None:
         weights = self.trainer.weights(self.trainer.updates)
         numbers = range(self.episodes, self.episodes + envs.num_envs)
-        starts = [collection_start(self.config.seed, number) for number in numbers]
+        starts = [lock_step_episode(self.config.seed, number) for number in numbers]
         found = sorted(
             rollouts(
                 envs,
@@ -179,13 +179,6 @@ class Explorer:
         assert explore
         (decision,) = self._policy.answer([self._acting.ask(window)])
         return self._acting.noisy(decision, window)
-
-
-def collection_start(seed: int, number: int) -> EpisodeStart:
-    """Seeds of a collected episode: of its reset, and of its planning."""
-    child = np.random.SeedSequence([seed, number], spawn_key=(COLLECT,))
-    reset_seed, planning_seed = child.generate_state(2, np.uint64)
-    return int(reset_seed >> 33), int(planning_seed >> 1)
 
 
 def _collected(found: Sequence[Rollout]) -> dict[str, float]:

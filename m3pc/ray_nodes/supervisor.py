@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from m3pc.core.exit_codes import CONTROL_LOST, OK, TERMINATED
 from m3pc.core.restart_policy import RestartPolicy
 from m3pc.core.signals import handled
 from m3pc.ray_nodes import processes
@@ -27,7 +28,6 @@ from m3pc.ray_nodes.node import MARK, RAY, Node
 from m3pc.tracking.run_lock import locked
 from m3pc.types import InputError
 
-OK, LOST, LATE = 0, 69, 143  # exit codes
 PAUSE = 0.1  # seconds between two looks
 HEAD_TRIES = 3
 START_SECONDS, END_SECONDS = 120.0, 5.0
@@ -94,7 +94,7 @@ class NodeWatch:
         self._signals += 1
         if self._signals > 1:
             processes.send(processes.descendants([os.getpid()]), signal.SIGKILL)
-            os._exit(LATE)
+            os._exit(TERMINATED)
 
     def _head(self) -> int:
         """Started in several tries: Ray gives its parts half a minute, also on a busy machine."""
@@ -178,7 +178,7 @@ class NodeWatch:
             for pid, code in processes.reap().items():
                 service = self._services.pop(pid, None)
                 if service is not None and self._is_lost(service, pid, code):
-                    return LOST
+                    return CONTROL_LOST
             now = self._clock()
             for due in [one for one in self._due if one[0] <= now]:
                 self._due.remove(due)

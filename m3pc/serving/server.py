@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from m3pc import __version__
 from m3pc.config.overrides import replace
+from m3pc.core.exit_codes import IO_FAILED, OK
 from m3pc.core.token_file import check_token, make_token
 from m3pc.evaluation.agent import policy
 from m3pc.model import checkpoint
@@ -31,14 +32,13 @@ from m3pc.serving.weights_follower import PublishedVersions
 from m3pc.types import InputError, Version
 from planner.policy import Policy
 from planner.server.service import PlannerService
-from planner.server.watchdog import BatchWatchdog
+from planner.server.watchdog import batch_watchdog
 
 SWEEP: Final = 1.0  # seconds between two looks for idle sessions
 KEEP_ALIVE: Final = 75  # seconds that a silent connection is kept
 STOP_SECONDS: Final = 10  # for requests that are being answered
 BACKLOG: Final = 128  # connections that may wait
 LARGEST_HEAD: Final = 16 << 10  # bytes of a request's first lines
-LOST: Final = 74  # exit code: episodes could not be stored
 METRICS_TOKEN: Final = "M3PC_METRICS_TOKEN_FILE"
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def serve(order: ServeConfig) -> int:
             lost = recording.close() if recording is not None else 0
     if lost:
         log.error("event=episodes-lost count=%d", lost)
-    return LOST if lost else 0
+    return IO_FAILED if lost else OK
 
 
 def config(app: ASGIApp, sessions: int) -> uvicorn.Config:
@@ -188,7 +188,7 @@ def _service(ready: Policy) -> Iterator[PlannerService]:
     """Robots that ask meanwhile are company enough: a batch waits for no more."""
     config = replace(ready.config, {"fleet.batch_wait": 0.0})
     with PlannerService(ready.weights, config, paced=True) as service:
-        watchdog = BatchWatchdog(service.stuck_for)
+        watchdog = batch_watchdog(service.stuck_for)
         watchdog.start()
         try:
             yield service

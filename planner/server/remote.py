@@ -10,7 +10,7 @@ import ray
 
 from m3pc.telemetry.recorder import Snapshot
 from m3pc.types import Rejection
-from planner.server.watchdog import LIMIT, BatchWatchdog
+from planner.server.watchdog import LIMIT, batch_watchdog
 
 if TYPE_CHECKING:
     from planner.server.service import PlannerService
@@ -25,7 +25,7 @@ GROUPS = {"plans": 256, "reports": 4}
 class PlannerActor:
     def __init__(self, build: "Callable[[], PlannerService]", stuck_limit: float = LIMIT) -> None:
         self._service = build()
-        self._watchdog = BatchWatchdog(self._service.stuck_for, stuck_limit)
+        self._watchdog = batch_watchdog(self._service.stuck_for, stuck_limit)
         self._watchdog.start()
 
     @ray.method(concurrency_group="plans")

@@ -10,6 +10,7 @@ from typing import Any, cast
 import ray
 
 from m3pc.config.schema import FleetConfig, OnlineConfig
+from m3pc.core.exit_codes import IO_FAILED
 from m3pc.telemetry.recorder import Snapshot
 from m3pc.types import Ack, AppendKey
 from replay.format.manifest import Header
@@ -17,7 +18,6 @@ from replay.server.service import StoreService, StoreTotals
 from replay.writing.manifest_writer import BrokenStoreError
 from replay.writing.writer import WriterOptions
 
-BROKEN = 74  # exit code: the disk failed; a new process recovers
 NAME_PAUSE = 0.1  # seconds between two trials to take the name of a process that has just died
 # Threads by what they do: appends that wait for the learner never keep the learner waiting.
 GROUPS = {"appends": 64, "learner": 8, "reports": 4}
@@ -112,6 +112,6 @@ def _ending_when_broken() -> Iterator[None]:
     try:
         yield
     except BrokenStoreError as error:
-        log.critical("event=store-ends code=%d error=%s", BROKEN, error)
+        log.critical("event=store-ends code=%d error=%s", IO_FAILED, error)
         logging.shutdown()
-        os._exit(BROKEN)
+        os._exit(IO_FAILED)

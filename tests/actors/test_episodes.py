@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from actors import single_env
-from actors.episodes import episode_start, rollouts
-from actors.single_env import episode_streams
-from actors.vector_rollout import EpisodeStart, Rollout
+from actors.episodes import rollouts
+from actors.vector_rollout import Rollout
+from m3pc.core.seeding import EpisodeStart, data_episode, evaluation_episode
 from m3pc.envs import make, make_vector
 from m3pc.types import Floats, InputError
 from tests.support.envs.countdown import COUNTDOWN
@@ -138,7 +138,7 @@ def test_waypoints_reach_the_planner() -> None:
 
 @pytest.mark.parametrize("slots", [2, 3, 6])
 def test_episodes_do_not_depend_on_the_number_of_slots(slots: int) -> None:
-    starts = [episode_start(4, number) for number in range(5)]
+    starts = [evaluation_episode(4, number) for number in range(5)]
     alone = play("d4rl/Hopper-v2", starts, slots=1, planner=FakePlanner(3))
     beside = play("d4rl/Hopper-v2", starts, slots=slots, planner=FakePlanner(3))
     assert len({len(rollout.episode) for rollout in alone}) > 1
@@ -147,7 +147,7 @@ def test_episodes_do_not_depend_on_the_number_of_slots(slots: int) -> None:
 
 
 def test_environments_in_other_processes_play_the_same_episodes() -> None:
-    starts = [episode_start(4, number) for number in range(3)]
+    starts = [evaluation_episode(4, number) for number in range(3)]
     here, there = (
         play("d4rl/Hopper-v2", starts, slots=2, planner=FakePlanner(3), processes=processes)
         for processes in (False, True)
@@ -157,7 +157,7 @@ def test_environments_in_other_processes_play_the_same_episodes() -> None:
 
 @pytest.mark.parametrize(("env_id", "actions"), [("d4rl/Hopper-v2", 3), ("Pendulum-v1", 1)])
 def test_an_episode_is_the_one_that_collect_plays(env_id: str, actions: int) -> None:
-    reset_seed, planning_seed = episode_start(0, 0)
+    reset_seed, planning_seed = evaluation_episode(0, 0)
     planner = FakePlanner(actions)
     (rollout,) = play(env_id, [(reset_seed, planning_seed)], slots=1, planner=planner)
     with closing(make(env_id)) as env:
@@ -189,9 +189,13 @@ def as_bytes(rollout: Rollout) -> tuple[int, ...] | tuple[Any, ...]:
 
 
 def test_seeds_come_from_the_run_and_the_episode_alone() -> None:
-    starts = {(run, number): episode_start(run, number) for run in range(9) for number in range(9)}
-    assert starts[1, 5] == episode_start(1, 5)
-    assert starts[1, 5][0] == episode_streams(1, 5)[0]
+    starts = {
+        (run, number): evaluation_episode(run, number) for run in range(9) for number in range(9)
+    }
+        (run, number): evaluation_episode(run, number) for run in range(9) for number in range(9)
+    }
+    assert starts[1, 5] == evaluation_episode(1, 5)
+    assert starts[1, 5][0] == data_episode(1, 5)[0]
     planning = {planning_seed for _, planning_seed in starts.values()}
     assert len(planning) == 81
     assert all(0 <= seed < 2**63 for seed in planning)

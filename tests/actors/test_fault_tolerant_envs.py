@@ -11,7 +11,6 @@ import mujoco
 import numpy as np
 import pytest
 
-from actors.episodes import episode_start
 from actors.fault_tolerant_envs import (
     LARGEST,
     MAKE_TRIES,
@@ -20,6 +19,7 @@ from actors.fault_tolerant_envs import (
     FaultTolerantEnvs,
 )
 from actors.vector_rollout import GymVectorAdapter, Rollout, VectorRollout
+from m3pc.core.seeding import evaluation_episode
 from m3pc.envs import make, make_vector
 from m3pc.telemetry.catalogue import ENV_FAULTS
 from m3pc.telemetry.recorder import Recorder, value
@@ -44,7 +44,7 @@ def play(
 ) -> list[Rollout]:
     """Endless episodes for so many steps of all environments; the last ones are cut."""
     fleet, planner = VectorRollout(envs, window=8, horizon=4), FakePlanner(actions)
-    numbered = enumerate(episode_start(0, number) for number in count())
+    numbered = enumerate(evaluation_episode(0, number) for number in count())
     free, found = np.ones(envs.count, np.bool_), list[Rollout]()
     for _ in range(rounds):
         fleet.begin(free, numbered)

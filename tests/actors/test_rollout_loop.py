@@ -10,12 +10,11 @@ from itertools import chain, islice, repeat
 import numpy as np
 import pytest
 
-from actors.episodes import episode_start
 from actors.fault_tolerant_envs import BrokenEnvError, FaultTolerantEnvs
 from actors.outbox import Outbox
 from actors.rollout_loop import ExplorationConfig, RolloutLoop
-from actors.rollout_worker import starts
 from actors.vector_rollout import BoolArray, Stepped, VectorEnvs
+from m3pc.core.seeding import evaluation_episode, rollout_episodes
 from m3pc.envs import make
 from m3pc.telemetry.catalogue import ACTOR_BLOCKED, ENV_STEPS, EPISODES
 from m3pc.telemetry.recorder import Recorder, value
@@ -309,8 +308,8 @@ def test_no_start_is_ever_repeated() -> None:
     turns = [
         (seed, slot, turn) for seed in (0, 1) for slot in (0, 1, 2) for turn in (0, 1, 1 << 40)
     ]
-    drawn = [start for turn in turns for start in islice(starts(*turn), 50)]
-    evaluations = [episode_start(seed, number) for seed in (0, 1) for number in range(50)]
+    drawn = [start for turn in turns for start in islice(rollout_episodes(*turn), 50)]
+    evaluations = [evaluation_episode(seed, number) for seed in (0, 1) for number in range(50)]
     assert len({planning for _, planning in drawn + evaluations}) == len(turns) * 50 + 100
     assert len({reset for reset, _ in drawn + evaluations}) == len(turns) * 50 + 100
-    assert list(islice(starts(1, 2, 3), 5)) == list(islice(starts(1, 2, 3), 5))
+    assert list(islice(rollout_episodes(1, 2, 3), 5)) == list(islice(rollout_episodes(1, 2, 3), 5))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.watchdog import HUNG, ProcessWatchdog
+from actors.watchdog import EnvWatchdog
+from m3pc.core.exit_codes import INTERNAL
 from m3pc.types import Episode
 from replay.store.store import Store
 from replay.writing.writer import Writer
@@ -32,7 +33,7 @@ def test_a_step_that_hangs_ends_the_process_after_all_episodes_are_stored(
     hang: str, tmp_path: Path
 ) -> None:
     code, said, stored = left_by(tmp_path, hang)
-    assert code == HUNG
+    assert code == INTERNAL
     assert "event=env-hung env=0" in said and "faulty_env.py" in said
     assert sorted(int(episode.states[0, 0]) for episode in stored) == [0, 1, 2, 3]
     assert [len(episode) for episode in stored] == [2] * 4
@@ -50,7 +51,7 @@ def test_an_environment_that_cannot_be_closed_does_not_keep_a_drained_process(
     tmp_path: Path,
 ) -> None:
     code, said, stored = left_by(tmp_path, "end")
-    assert code == HUNG
+    assert code == INTERNAL
     assert "event=drained left=0" in said and "event=env-hung env=0" in said
     assert {int(episode.states[0, 0]) for episode in stored} == {0, 1, 2, 3}
 
@@ -71,9 +72,7 @@ class Clock:
 
 def test_time_between_calls_is_not_counted(exits: list[int]) -> None:
     clock, saved = Clock(), list[int]()
-    watchdog = ProcessWatchdog(
-        0.02, lambda slot, seconds: saved.append(slot), grace=60.0, clock=clock
-    )
+    watchdog = EnvWatchdog(0.02, lambda slot, seconds: saved.append(slot), grace=60.0, clock=clock)
     with closing(watchdog):
         watchdog.start()
         watchdog.arm(1)
@@ -85,18 +84,16 @@ def test_time_between_calls_is_not_counted(exits: list[int]) -> None:
         assert (exits, saved) == ([], [])
         clock.now += 100
         watchdog._thread.join(30)
-    assert (exits, saved) == ([HUNG], [2])
+    assert (exits, saved) == ([INTERNAL], [2])
 
 
 def test_saving_that_hangs_too_does_not_keep_the_process(exits: list[int]) -> None:
     clock, forever = Clock(), threading.Event()
-    watchdog = ProcessWatchdog(
-        0.02, lambda slot, seconds: forever.wait(30), grace=60.0, clock=clock
-    )
+    watchdog = EnvWatchdog(0.02, lambda slot, seconds: forever.wait(30), grace=60.0, clock=clock)
     with closing(watchdog):
         watchdog.start()
         watchdog.arm(0)
         clock.now += 100
         watchdog._thread.join(30)
-        assert exits == [HUNG] and not forever.is_set()
+        assert exits == [INTERNAL] and not forever.is_set()
         forever.set()

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.single_env import episode_streams
 from m3pc.core.files import sha256
+from m3pc.core.seeding import data_episode
 from m3pc.datagen.collect import collect
 from m3pc.datagen.policies.networks import Linear, TanhGaussian
 from m3pc.datagen.regenerate import load_policy, regenerate
@@ -57,8 +57,8 @@ def test_one_process_and_two_collect_the_same_episodes() -> None:
 
 
 def test_seeds_of_episodes_do_not_depend_on_what_came_before() -> None:
-    assert episode_streams(1, 5)[0] == episode_streams(1, 5)[0]
-    assert len({episode_streams(run, episode)[0] for run in range(9) for episode in range(9)}) == 81
+    assert data_episode(1, 5)[0] == data_episode(1, 5)[0]
+    assert len({data_episode(run, episode)[0] for run in range(9) for episode in range(9)}) == 81
 
 
 def test_a_policy_file_for_another_robot_is_refused(tmp_path: Path) -> None:

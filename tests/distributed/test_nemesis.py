@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from m3pc.distributed.driver import LATE
+from m3pc.core.exit_codes import TERMINATED
 from m3pc.online.delivery_audit import audit
 from replay.store.store import Store
 from tests.distributed.test_fleet import FLEET, PARTS, finish, owed, updates
@@ -110,7 +110,7 @@ def test_a_run_that_is_told_to_end_at_any_time_ends_in_order(tmp_path: Path) -> 
         work.signal(signal.SIGTERM)
         time.sleep(0.05)
         work.signal(signal.SIGTERM)  # somebody is in a hurry
-        assert work.wait() in (0, LATE), work.output
+        assert work.wait() in (0, TERMINATED), work.output
     finish(run, 100)
     assert updates(run) == owed(run)
     assert audit(run).sound

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.episodes import episode_start
+from m3pc.core.seeding import evaluation_episode
 from m3pc.evaluation.episodes import Evaluation, evaluate
 from m3pc.evaluation.video import record_video
 from m3pc.types import Decision, InputError, Window
@@ -81,7 +81,7 @@ def test_each_episode_has_its_own_seeds() -> None:
     planner = FakePlanner(1)
     evaluate("Pendulum-v1", planner, episodes=3, seed=5, slots=3, max_episode_steps=1, **EIGHT)
     (window,) = planner.asked
-    assert window.seeds.tolist() == [episode_start(5, number)[1] for number in range(3)]
+    assert window.seeds.tolist() == [evaluation_episode(5, number)[1] for number in range(3)]
     assert len(set(window.states[:, 0, 0].tolist())) == 3
 
 

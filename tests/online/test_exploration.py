@@ -12,6 +12,7 @@ import pytest
 from m3pc.config.overrides import replace as changed
 from m3pc.core.history import HistoryBuffer
 from m3pc.core.rng import NOISE, counter_stream
+from m3pc.core.seeding import lock_step_episode
 from m3pc.distributed import driver
 from m3pc.distributed.endpoints import RunEndpoints
 from m3pc.distributed.fleet import ProcessFleet
@@ -19,7 +20,7 @@ from m3pc.envs import normalised_score
 from m3pc.model import checkpoint
 from m3pc.online import results
 from m3pc.online.exploration import Exploration, explored, scaled, score_unit
-from m3pc.online.local import collection_start, run_local
+from m3pc.online.local import run_local
 from m3pc.online.run_control import tell
 from m3pc.online.run_folder import OnlineRun, open_run
 from m3pc.online.staleness import Staleness
@@ -75,7 +76,7 @@ def first_question(run: OnlineRun, number: int, episode: Episode) -> Window:
         state_size=2,
         action_size=1,
     )
-    history.begin(0, episode.states[0], collection_start(config.seed, number)[1])
+    history.begin(0, episode.states[0], lock_step_episode(config.seed, number)[1])
     return history.window([0])
 
 

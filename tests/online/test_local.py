@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from m3pc.core.seeding import lock_step_episode
 from m3pc.model import checkpoint
 from m3pc.online import local
-from m3pc.online.local import collection_start, run_local
+from m3pc.online.local import run_local
 from m3pc.online.run_folder import open_run
 from m3pc.online.trainer import Trainer
 from m3pc.telemetry.catalogue import COLLECTED_SHARE
@@ -158,7 +159,7 @@ def test_a_run_that_is_being_worked_on_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_no_collected_episode_has_the_seeds_of_another() -> None:
-    starts = [collection_start(seed, number) for seed in range(3) for number in range(100)]
+    starts = [lock_step_episode(seed, number) for seed in range(3) for number in range(100)]
     assert len({reset for reset, _ in starts}) == len({plan for _, plan in starts}) == 300
 
 

@@ -16,7 +16,7 @@ from m3pc.telemetry import catalogue, recorder
 from m3pc.types import Decision, InputError, PlanRequest, Rejection, RejectReason, Version
 from planner.policy import Policy
 from planner.server.service import PlannerService, answering
-from planner.server.watchdog import BatchWatchdog
+from planner.server.watchdog import batch_watchdog
 from tests.planner.test_answers import BAD, every_kind
 from tests.support.models.published import publish, small_config, versioned
 from tests.support.models.small_weights import windows
@@ -135,7 +135,7 @@ def test_a_planner_that_hangs_ends_its_process() -> None:
         codes.append(code)
         ended.set()
 
-    watchdog = BatchWatchdog(lambda: 0.3, 0.2, end=end)
+    watchdog = batch_watchdog(lambda: 0.3, 0.2, end=end)
     watchdog.start()
     assert ended.wait(SECONDS)
     watchdog.close()
@@ -150,7 +150,7 @@ def test_a_planner_that_works_is_left_alone() -> None:
         looks.release()
         return 0.05
 
-    watchdog = BatchWatchdog(stuck_for, 0.1, end=codes.append)
+    watchdog = batch_watchdog(stuck_for, 0.1, end=codes.append)
     watchdog.start()
     for _ in range(5):
         assert looks.acquire(timeout=SECONDS)
@@ -169,9 +169,9 @@ def test_a_process_whose_batch_hangs_ends(kind: str) -> None:
     hang, code = HANGS[kind]
     script = f"""
 import ctypes, time
-from planner.watchdog import Watchdog
+from planner.server.watchdog import batch_watchdog
 begin = time.monotonic()
-Watchdog(lambda: time.monotonic() - begin, 0.5).start()
+batch_watchdog(lambda: time.monotonic() - begin, 0.5).start()
 time.sleep(0.2)
 {hang}
 """

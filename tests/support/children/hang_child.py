@@ -10,7 +10,7 @@ from pathlib import Path
 
 from actors.rollout_loop import ExplorationConfig
 from actors.rollout_worker import RolloutConfig, RolloutWorker
-from actors.watchdog import ProcessWatchdog
+from actors.watchdog import EnvWatchdog
 from m3pc.coordinator import connect
 from replay.format.payload import encode
 from replay.writing.writer import Writer
@@ -41,7 +41,7 @@ def main(folder: Path, hang: str) -> None:
         envs=4,
         step_timeout=TIMEOUT,
     )
-    collector = RolloutWorker(0, watches=partial(ProcessWatchdog, grace=1.0))
+    collector = RolloutWorker(0, watches=partial(EnvWatchdog, grace=1.0))
     collector.start(order)
     if hang == "end":
         while not collector.report().finished:

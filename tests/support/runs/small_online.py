@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from actors.single_env import episode_streams, rollout
+from actors.single_env import rollout
 from m3pc.config.overrides import replace
 from m3pc.config.schema import Config
 from m3pc.coordinator import connect
+from m3pc.core.seeding import data_episode
 from m3pc.envs import make
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import LATEST, METADATA, TRAINING, WEIGHTS, Checkpoint
@@ -65,7 +66,7 @@ def pretrained() -> tuple[Checkpoint, Store]:
         ) as store,
     ):
         for number in range(12):
-            seed, rng = episode_streams(0, number)
+            seed, rng = data_episode(0, number)
             store.append(rollout(env, Uniform(), seed=seed, rng=rng))
     data = Store(folder / "data")
     config = small_config(
