@@ -192,8 +192,6 @@ def test_seeds_come_from_the_run_and_the_episode_alone() -> None:
     starts = {
         (run, number): evaluation_episode(run, number) for run in range(9) for number in range(9)
     }
-        (run, number): evaluation_episode(run, number) for run in range(9) for number in range(9)
-    }
     assert starts[1, 5] == evaluation_episode(1, 5)
     assert starts[1, 5][0] == data_episode(1, 5)[0]
     planning = {planning_seed for _, planning_seed in starts.values()}
