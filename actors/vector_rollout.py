@@ -110,7 +110,7 @@ class _Tape:
             seed=self.seed,
             version=self.versions[0],
             last_version=self.versions[1],
-            condition=float(conditions[0]),
+            target_return=float(conditions[0]),
             utility=float(utilities.mean(dtype=np.float64)),
         )
         return Rollout(
@@ -207,5 +207,10 @@ class VectorRollout:
 
 def _answers(decision: Decision) -> Floats:
     """[asked, 4], in the order that `_Tape.rollout` takes apart."""
-    parts = (decision.conditions, decision.utilities, decision.effective, decision.spread)
+    parts = (
+        decision.target_returns,
+        decision.utilities,
+        decision.effective_candidates,
+        decision.utility_std,
+    )
     return np.stack(parts, axis=1).astype(np.float32)

@@ -18,8 +18,8 @@ from m3pc.config.presets import PRESETS
 from m3pc.model.btm import TrajectoryModel
 from m3pc.model.critic import Critic
 from m3pc.model.normalisation import Normaliser
-from planner.forward import Guidance, PlanningBatch, candidates, propose, score
-from planner.utility import weigh
+from planner.forward import Guidance, PlanningBatch, candidates, propose, score_plans
+from planner.utility import softmax_weights
 
 CONFIG = PRESETS["paper"]
 LENGTH = CONFIG.model.window
@@ -81,7 +81,7 @@ class World:
         )
         mu, log_sigma = propose(self.model, self.normaliser, question, torch.tensor([ASKED]))
         plans = candidates(mu, log_sigma, self.noise[None], 1.0)
-        found = score(
+        found = score_plans(
             self.model,
             self.critic,
             self.normaliser,
@@ -90,7 +90,7 @@ class World:
             plans,
             self.guide,
         )
-        weights = weigh(found, inverse_temperature=1.0, standardised=False).weights
+        weights = softmax_weights(found, inverse_temperature=1.0, standardised=False).weights
         return found[0], torch.einsum("en,ena->ea", weights, plans[:, :, 0])[0]
 
     def dense(self) -> tuple[Tensor, Tensor]:

@@ -239,7 +239,7 @@ class Producer:
 def mixture(store: Store) -> Mixture[Any]:
     """What the learner draws from: every piece of the store alike."""
     source = MixtureSource(name="live", view=store, selection=by_pieces(LENGTH), share=fixed(1.0))
-    columns = WindowBatchBuilder(LENGTH, ReturnRule(horizon=HORIZON))
+    columns = WindowBatchBuilder(LENGTH, ReturnRule(max_episode_steps=HORIZON))
     return Mixture([source], columns, batch=BATCH, seed=0)
 
 

@@ -94,7 +94,11 @@ class System:
             namespace=NAMESPACE,
             path=str(folder / REPLAY),
             header=Header(
-                states=STATES, actions=ACTIONS, horizon=HORIZON, env=ENV, source={"kind": "bench"}
+                states=STATES,
+                actions=ACTIONS,
+                max_episode_steps=HORIZON,
+                env=ENV,
+                source={"kind": "bench"},
             ),
             online=config.online,
             fleet=config.fleet,

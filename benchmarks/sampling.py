@@ -45,7 +45,11 @@ def main() -> None:
 def make(path: Path, rows: int) -> Store:
     rng = np.random.default_rng(0)
     header = Header(
-        states=STATES, actions=ACTIONS, horizon=EPISODE, env=None, source={"kind": "benchmark"}
+        states=STATES,
+        actions=ACTIONS,
+        max_episode_steps=EPISODE,
+        env=None,
+        source={"kind": "benchmark"},
     )
     with write_store(path, header) as writer:
         for _ in range(rows // EPISODE):
@@ -62,7 +66,7 @@ def make(path: Path, rows: int) -> Store:
 
 
 def report(store: Store) -> None:
-    rule = ReturnRule(horizon=EPISODE)
+    rule = ReturnRule(max_episode_steps=EPISODE)
     sampler = Sampler(store, length=LENGTH, batch=BATCH, seed=0, returns=rule)
     candidates: dict[str, Callable[[int], object]] = {
         "store": sampler.batch,
@@ -84,7 +88,7 @@ class Loop:
     """What one writes first: draw an episode and a start, slice, collect, stack."""
 
     def __init__(self, store: Store) -> None:
-        rule = ReturnRule(horizon=EPISODE)
+        rule = ReturnRule(max_episode_steps=EPISODE)
         self._episodes = [
             (e.states, e.actions, e.rewards, returns_to_go(e.rewards, np.array([len(e)]), rule))
             for e in store.episodes()

@@ -15,7 +15,7 @@ from m3pc.config.overrides import replace
 from m3pc.distributed.driver import Driver
 from m3pc.distributed.endpoints import RunEndpoints
 from m3pc.model import checkpoint
-from m3pc.online.run_control import want
+from m3pc.online.run_control import request
 from m3pc.online.run_folder import open_run, start
 from m3pc.telemetry.catalogue import (
     ACTOR_BLOCKED,
@@ -120,7 +120,7 @@ class Watched:
             self._looks += [self._look()] if working else []
         elif time.monotonic() - self._looks[0][0] >= self._seconds:
             self._looks.append(self._look())
-            want(self._path, stop=True)
+            request(self._path, stop=True)
 
     def _look(self) -> tuple[float, dict[str, Snapshot]]:
         """Each process is asked now: what the driver heard last is of different times."""

@@ -13,7 +13,11 @@ from replay.store.store import Store
 
 STATES, ACTIONS, HORIZON = 11, 3, 1000
 HEADER = Header(
-    states=STATES, actions=ACTIONS, horizon=HORIZON, env=None, source={"kind": "benchmark"}
+    states=STATES,
+    actions=ACTIONS,
+    max_episode_steps=HORIZON,
+    env=None,
+    source={"kind": "benchmark"},
 )
 KINDS = 32  # different episodes, sent over and over under new keys
 

@@ -38,7 +38,7 @@ def trusting_decode(content: bytes, header: Header) -> Episode:
         seed=seed,
         version=version,
         last_version=last_version,
-        condition=condition,
+        target_return=condition,
         utility=utility,
     )
 

@@ -14,7 +14,7 @@ from m3pc.model.btm import TrajectoryModel
 from m3pc.model.critic import Critic
 from m3pc.model.masks import visible
 from m3pc.model.normalisation import Normaliser
-from m3pc.types import SegmentBatch, TransitionBatch
+from m3pc.types import TransitionBatch, WindowBatch
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def measure_model(
     model: TrajectoryModel,
     normaliser: Normaliser,
     config: Config,
-    batches: Iterable[SegmentBatch[NDArray[Any]]],
+    batches: Iterable[WindowBatch[NDArray[Any]]],
 ) -> dict[str, float]:
     """Mean squared errors in the model's space, with the present at the place it has in planning.
 

@@ -17,7 +17,7 @@ class DivergenceGuard:
         self._bad = deque(bad)  # numbers of recent updates that were left out
         self.rollbacks = rollbacks
 
-    def left_out(self, number: int) -> bool:
+    def skipped(self, number: int) -> bool:
         """Update `number` was left out; whether to go back."""
         self._bad.append(number)
         while self._bad[0] <= number - WINDOW:
@@ -25,7 +25,7 @@ class DivergenceGuard:
         row = list(range(number - RUN_OF_BAD + 1, number + 1))
         return list(self._bad)[-RUN_OF_BAD:] == row or len(self._bad) > SHARE * WINDOW
 
-    def went_back(self) -> None:
+    def rolled_back(self) -> None:
         if self.rollbacks == MOST_ROLLBACKS:
             raise DivergedError(
                 f"updates were not finite again after {MOST_ROLLBACKS} returns to the last "

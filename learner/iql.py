@@ -81,7 +81,7 @@ class CriticLearner:
 
     def _step(self, value_loss: Tensor, q_loss: Tensor) -> dict[str, float]:
         losses = {"value_loss": value_loss.item(), "q_loss": q_loss.item()}
-        numbers = self._group.numbers(losses)  # all learners go on, or none
+        numbers = self._group.all_reduce(losses)  # all learners go on, or none
         require_finite(sum(numbers.values()), "the critic's loss", "critic.lr")
         self._adam.zero_grad()
         torch.autograd.backward(value_loss + q_loss)
@@ -94,7 +94,7 @@ class CriticLearner:
 
     def _on_device(self, batch: TransitionBatch[NDArray[Any]]) -> TransitionBatch[Tensor]:
         device = self.critic.state_mean.device
-        return batch.map(lambda x: self._group.share(torch.as_tensor(x).to(device)))
+        return batch.map(lambda x: self._group.shard(torch.as_tensor(x).to(device)))
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:

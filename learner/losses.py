@@ -25,7 +25,7 @@ class Losses:
     scored: Tensor  # 1 where likelihood and entropy had an action to look at
     total: Tensor
 
-    def numbers(self) -> dict[str, float]:
+    def as_floats(self) -> dict[str, float]:
         return {field.name: getattr(self, field.name).item() for field in fields(self)}
 
 

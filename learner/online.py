@@ -14,7 +14,7 @@ from learner.trajectory import TrajectoryLearner
 from m3pc.config.overrides import replace
 from m3pc.config.schema import Config
 from m3pc.model.weights import Weights, gather, part
-from m3pc.types import Floats, SegmentBatch, TransitionBatch
+from m3pc.types import Floats, TransitionBatch, WindowBatch
 
 
 class OnlineLearner:
@@ -47,7 +47,7 @@ class OnlineLearner:
     def update(
         self,
         number: int,
-        pieces: SegmentBatch[NDArray[Any]],
+        pieces: WindowBatch[NDArray[Any]],
         transitions: Iterable[TransitionBatch[NDArray[Any]]],
     ) -> dict[str, float]:
         """The critic on each batch of transitions, then the model once.
@@ -69,7 +69,7 @@ class OnlineLearner:
             config=self.config,
             state_size=first.state_size,
             action_size=first.action_size,
-            horizon=first.horizon,
+            max_episode_steps=first.max_episode_steps,
             env=first.env,
             tensors=gather(
                 self.model.model,

@@ -21,30 +21,30 @@ class ProcessGroup:
 
     rank, size = 0, 1
 
-    def share(self, rows: Tensor) -> Tensor:
+    def shard(self, rows: Tensor) -> Tensor:
         """This learner's part of a batch."""
         return rows
 
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Put the mean over all learners into the tensors of each."""
 
-    def numbers(self, found: dict[str, float]) -> dict[str, float]:
+    def all_reduce(self, found: dict[str, float]) -> dict[str, float]:
         """Means over all learners."""
         return found
 
-    def told(self, numbers: Sequence[int]) -> list[int]:
+    def broadcast(self, numbers: Sequence[int]) -> list[int]:
         """Those of the first learner."""
         return list(numbers)
 
-    def same(self, number: int) -> bool:
+    def all_equal(self, number: int) -> bool:
         """Whether all learners have the same one. All hear the answer."""
         return True
 
-    def together(self) -> None:
+    def barrier(self) -> None:
         """Wait until all learners are here."""
-        self.same(0)
+        self.all_equal(0)
 
-    def own_noise(self) -> AbstractContextManager[object]:
+    def per_rank_rng(self) -> AbstractContextManager[object]:
         """Inside, torch draws other numbers in each learner; after it, the same ones again."""
         return nullcontext()
 

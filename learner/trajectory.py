@@ -27,7 +27,7 @@ from m3pc.model.btm import TrajectoryModel
 from m3pc.model.device import autocast
 from m3pc.model.masks import ACTIONS, draw
 from m3pc.model.normalisation import Normaliser, Tokens
-from m3pc.types import SegmentBatch
+from m3pc.types import WindowBatch
 
 LearningRateFn = Callable[[int], float]
 
@@ -56,7 +56,7 @@ class TrajectoryLearner:
         self._adamw = adamw(model, config.optimiser)
         self._alpha_adam = torch.optim.Adam([self.log_alpha], config.entropy.alpha_lr)
 
-    def update(self, number: int, batch: SegmentBatch[NDArray[Any]]) -> dict[str, float]:
+    def update(self, number: int, batch: WindowBatch[NDArray[Any]]) -> dict[str, float]:
         """One step down the loss, and one of alpha towards the entropy's bound."""
         config = self.config
         torch.manual_seed(int(counter_stream(config.seed, number, NOISE).integers(2**62)))
@@ -64,7 +64,7 @@ class TrajectoryLearner:
         with autocast(config.compute):
             parts = self._losses(number, tokens(batch, self._normaliser, config))
         total = torch.stack([part.total for part in parts]).mean()
-        numbers = self._group.numbers(_mean([part.numbers() for part in parts]))
+        numbers = self._group.all_reduce(_mean([part.as_floats() for part in parts]))
         require_finite(numbers["total"], f"the loss of update {number}", self._lower)
         self._adamw.zero_grad()
         torch.autograd.backward(total)
@@ -89,9 +89,9 @@ class TrajectoryLearner:
         found = []
         for rows in zip(*(part.tensor_split(groups) for part in whole), strict=True):
             mask = draw(config.masks, config.model.window, rng)
-            noise = self._group.share(torch.randn_like(rows[ACTIONS]))
-            part = Tokens(*map(self._group.share, rows))
-            with self._group.own_noise():  # dropout
+            noise = self._group.shard(torch.randn_like(rows[ACTIONS]))
+            part = Tokens(*map(self._group.shard, rows))
+            with self._group.per_rank_rng():  # dropout
                 prediction = self.model(part, mask)
             found.append(
                 trajectory_losses(
@@ -127,7 +127,7 @@ class TrajectoryLearner:
         restore_optimiser(self._alpha_adam, {"log_alpha": self.log_alpha}, state)
 
 
-def tokens(batch: SegmentBatch[NDArray[Any]], normaliser: Normaliser, config: Config) -> Tokens:
+def tokens(batch: WindowBatch[NDArray[Any]], normaliser: Normaliser, config: Config) -> Tokens:
     """Pieces in the model's space, on its device; actions where atanh is finite."""
     on_device = batch.map(lambda x: torch.as_tensor(x).to(normaliser.states.mean.device))
     limit = 1 - config.dataset.action_margin

@@ -52,7 +52,7 @@ class Episode:
     seed: int = -1  # of the environment's reset; -1 where nobody knows
     version: int = -1  # of the policy at the first step (`Version.packed`); -1 where it has none
     last_version: int = -1  # of the policy at the last step
-    condition: float = math.nan  # return asked for at the first step; NaN where none was
+    target_return: float = math.nan  # return asked for at the first step; NaN where none was
     utility: float = math.nan  # mean over the steps; NaN without planning
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class EpisodeSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentBatch(Generic[X]):
+class WindowBatch(Generic[X]):
     """B pieces of T steps cut from episodes: numpy on the wire, tensors on a device."""
 
     states: X  # [B, T, S]
@@ -103,8 +103,8 @@ class SegmentBatch(Generic[X]):
     returns: X  # [B, T] reward still to come
     steps: X  # [B] absolute step of the first of the T
 
-    def map(self, fn: Callable[[X], Y]) -> "SegmentBatch[Y]":
-        return SegmentBatch(**{f.name: fn(getattr(self, f.name)) for f in fields(self)})
+    def map(self, fn: Callable[[X], Y]) -> "WindowBatch[Y]":
+        return WindowBatch(**{f.name: fn(getattr(self, f.name)) for f in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +126,12 @@ class Decision:
     """What a planner answers."""
 
     actions: Floats  # [E, A], in [-1, 1]
-    conditions: Floats  # [E] return that the policy was asked for; NaN where it was asked for none
+    target_returns: (
+        Floats  # [E] return that the policy was asked for; NaN where it was asked for none
+    )
     utilities: Floats  # [E] mean over candidates by weight; NaN without planning
-    effective: Floats  # [E] effective number of candidates, 1 / sum of squared weights
-    spread: Floats  # [E] standard deviation of the utilities over candidates
+    effective_candidates: Floats  # [E] effective number of candidates, 1 / sum of squared weights
+    utility_std: Floats  # [E] standard deviation of the utilities over candidates
     version: int  # of the weights
 
 
@@ -144,7 +146,7 @@ class PlanRequest:
     window: Window
     mode: str | None = None  # one of `config.MODES`; None: as the weights are configured
     ratio: float | None = None  # times the best return; None: as the weights are configured
-    to_come: float | None = None  # reward that is still wanted, instead of any ratio
+    target_remaining: float | None = None  # reward that is still wanted, instead of any ratio
     explore: bool = False
     mean: bool = False  # take the mean, of mode rcbc the median; else as the weights are configured
     candidates: int | None = None  # plans to weigh; None: as the weights are configured

@@ -63,12 +63,12 @@ def propose(
     return found.mu, found.log_sigma
 
 
-def candidates(mu: Tensor, log_sigma: Tensor, noise: Tensor, spread: float | Tensor) -> Tensor:
+def candidates(mu: Tensor, log_sigma: Tensor, noise: Tensor, noise_scale: float | Tensor) -> Tensor:
     """Plans [E, N, h, A]: every step and dimension drawn on its own."""
-    return torch.tanh(mu[:, None] + spread * log_sigma.exp()[:, None] * noise)
+    return torch.tanh(mu[:, None] + noise_scale * log_sigma.exp()[:, None] * noise)
 
 
-def score(
+def score_plans(
     model: TrajectoryModel,
     critic: Critic,
     normaliser: Normaliser,

@@ -18,9 +18,9 @@ from m3pc.model.device import autocast
 from m3pc.model.weights import Weights
 from m3pc.types import Decision, Floats, InputError, Integers, PlanRequest, Window
 from planner.backward import towards_goal
-from planner.forward import Guidance, PlanningBatch, candidates, propose, score
+from planner.forward import Guidance, PlanningBatch, candidates, propose, score_plans
 from planner.requests import apart, joined, some
-from planner.utility import Weighing, weigh
+from planner.utility import PlanWeights, softmax_weights
 from planner.validation import check_ask
 
 FORWARD: tuple[Literal["rcbc"] | Guidance, ...] = ("rcbc", "m", "q", "q0")
@@ -65,7 +65,7 @@ class PlanOutput:
 
     actions: Tensor  # [E, A]
     utilities: Tensor | None = None  # [E, N]
-    weighing: Weighing | None = None
+    weighing: PlanWeights | None = None
 
 
 class Policy:
@@ -97,15 +97,15 @@ class Policy:
         found = {
             "actions": np.empty((len(rows.modes), self.weights.action_size), np.float32),
             "utilities": np.full(len(rows.modes), np.nan, np.float32),
-            "effective": np.full(len(rows.modes), np.nan, np.float32),
-            "spread": np.full(len(rows.modes), np.nan, np.float32),
+            "effective_candidates": np.full(len(rows.modes), np.nan, np.float32),
+            "utility_std": np.full(len(rows.modes), np.nan, np.float32),
         }
         with torch.inference_mode():
             for now in np.unique(rows.window.now):
                 index = np.flatnonzero(rows.window.now == now)
                 for part, choice in self._choices(rows.at(index)):
                     _put(found, index[part], choice)
-        decision = Decision(conditions=rows.conditions, version=self.weights.version, **found)
+        decision = Decision(target_returns=rows.conditions, version=self.weights.version, **found)
         return apart(decision, [len(ask.window) for ask in asks])
 
     def check(self, ask: PlanRequest) -> None:
@@ -151,7 +151,7 @@ class Policy:
             np.full(len(ask.window), np.nan, np.float32)
             if mode in BACKWARD
             else self.conditions(
-                ask.window.steps, explore=ask.explore, ratio=ask.ratio, to_come=ask.to_come
+                ask.window.steps, explore=ask.explore, ratio=ask.ratio, to_come=ask.target_remaining
             )
             for ask, mode in zip(asks, modes, strict=True)
         ]
@@ -212,7 +212,7 @@ class Policy:
         shape = (int(rows.candidates[0]), *proposal.mu.shape[1:])
         noise, chance = self._random(rows.window, shape)
         plans = candidates(proposal.mu, proposal.log_sigma, noise, settings.spread)
-        utilities = score(
+        utilities = score_plans(
             self._model,
             self._critic,
             self._normaliser,
@@ -221,7 +221,7 @@ class Policy:
             plans,
             guide,
         )
-        weighing = weigh(
+        weighing = softmax_weights(
             utilities,
             inverse_temperature=settings.inverse_temperature,
             standardised=planner.utility == "standardised",
@@ -243,7 +243,7 @@ class Policy:
             actions=torch.as_tensor(window.actions, device=self._device),
             now=int(window.now[0]),
             steps=torch.as_tensor(window.steps, device=self._device),
-            max_episode_steps=self.weights.horizon,
+            max_episode_steps=self.weights.max_episode_steps,
         )
 
     def _random(self, window: Window, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -273,8 +273,8 @@ def _put(found: Mapping[str, Floats], rows: Integers, choice: PlanOutput) -> Non
     if choice.weighing is not None and choice.utilities is not None:
         mean = (choice.weighing.weights * choice.utilities).sum(dim=-1)
         found["utilities"][rows] = mean.cpu().numpy()
-        found["effective"][rows] = choice.weighing.effective.cpu().numpy()
-        found["spread"][rows] = choice.weighing.spread.cpu().numpy()
+        found["effective_candidates"][rows] = choice.weighing.effective_candidates.cpu().numpy()
+        found["utility_std"][rows] = choice.weighing.utility_std.cpu().numpy()
 
 
 def _drawn(first: Tensor, weights: Tensor, chance: Tensor) -> Tensor:

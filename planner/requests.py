@@ -13,7 +13,7 @@ from m3pc.types import Decision, PlanRequest, Window
 AnswerFn = Callable[[Sequence[PlanRequest]], Sequence[Decision]]
 
 WINDOW = ("states", "actions", "now", "steps", "seeds")
-DECISION = ("actions", "conditions", "utilities", "effective", "spread")
+DECISION = ("actions", "target_returns", "utilities", "effective_candidates", "utility_std")
 
 
 def joined(windows: Sequence[Window]) -> Window:

@@ -22,17 +22,21 @@ def lambda_return(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighing:
+class PlanWeights:
     weights: Tensor  # [E, N], each row sums to 1
-    effective: Tensor  # [E] effective number of plans
-    spread: Tensor  # [E] standard deviation of the utilities
+    effective_candidates: Tensor  # [E] effective number of plans
+    utility_std: Tensor  # [E] standard deviation of the utilities
 
 
-def weigh(utilities: Tensor, *, inverse_temperature: float, standardised: bool) -> Weighing:
+def softmax_weights(
+    utilities: Tensor, *, inverse_temperature: float, standardised: bool
+) -> PlanWeights:
     """Softmax of utilities [E, N], which may be put on one scale for all decisions before."""
     spread = utilities.std(dim=-1, unbiased=False)
     above = utilities - utilities.amax(dim=-1, keepdim=True)  # exp of these cannot overflow
     if standardised:
         above = above / torch.where(spread > 0, spread, 1.0)[:, None]
     weights = torch.softmax(inverse_temperature * above, dim=-1)
-    return Weighing(weights=weights, effective=1 / weights.square().sum(dim=-1), spread=spread)
+    return PlanWeights(
+        weights=weights, effective_candidates=1 / weights.square().sum(dim=-1), utility_std=spread
+    )

@@ -19,7 +19,7 @@ def check_ask(ask: PlanRequest, *, length: int, state_size: int, action_size: in
     ratio = ask.ratio
     if ratio is not None and not (math.isfinite(ratio) and 0 <= ratio <= LARGEST_RATIO):
         raise InputError(f"ratio is {ratio}; give a number from 0 to {LARGEST_RATIO:g}")
-    to_come = ask.to_come
+    to_come = ask.target_remaining
     if to_come is not None and not abs(to_come) <= LARGEST_SUM:
         raise InputError(f"the reward to come is {to_come}; give {LARGEST_SUM:g} at most")
     if to_come is not None and ratio is not None:

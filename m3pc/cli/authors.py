@@ -34,7 +34,7 @@ def import_authors(
 
     limits = SandboxLimits(memory=int(memory_limit * 2**30), seconds=time_limit)
     files = Files(model=model, critic=critic, stats=stats)
-    imported = run(files, out, heads=heads, env=env, horizon=horizon, limits=limits)
+    imported = run(files, out, heads=heads, env=env, max_episode_steps=horizon, limits=limits)
     weights, sizes = imported.weights, imported.weights.config.model
     typer.echo(
         f"{out}: states of {weights.state_size}, actions of {weights.action_size}, "

@@ -59,7 +59,7 @@ def import_(
     from m3pc.datagen.importing import ingest
     from m3pc.datasets.source import ImportOptions
 
-    options = ImportOptions(keys=_names(keys), horizon=horizon, env=env, subset=subset)
+    options = ImportOptions(keys=_names(keys), max_episode_steps=horizon, env=env, subset=subset)
     with progress(f"importing {source}", "steps") as report:
         store = ingest(
             source, out, options, _limits(memory_limit, time_limit), report, expected_sha256=sha256
@@ -116,7 +116,7 @@ def sample(
     from replay.sampling.sampler import Sampler
 
     found = open_store(store)
-    rule = ReturnRule(horizon=found.header.horizon)
+    rule = ReturnRule(max_episode_steps=found.header.max_episode_steps)
     sampler = Sampler(found, length=length, batch=batch, seed=seed, returns=rule)
     digest = hashlib.sha256()
     seconds = 0.0

@@ -55,7 +55,7 @@ def _summary(store: Store) -> dict[str, Any]:
         "episodes": store.totals.episodes,
         "steps": store.totals.steps,
         "state, action sizes": f"{header.states}, {header.actions}",
-        "step limit": header.horizon,
+        "step limit": header.max_episode_steps,
         "episode length": "none yet",
         "return": "none yet",
         "source": ", ".join(f"{key} {value}" for key, value in header.source.items()),

@@ -22,11 +22,11 @@ def status(
     from rich.console import Console
 
     from m3pc.cli.live import page
-    from m3pc.online.run_control import has_driver, told
+    from m3pc.online.run_control import has_driver, read_status
     from m3pc.online.run_folder import open_run
 
     open_run(run)
-    found = told(run)
+    found = read_status(run)
     if json_:
         typer.echo(json.dumps(_finite(found)))
     elif found["driven"] and not has_driver(found):
@@ -49,7 +49,7 @@ def scale(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 120.0,
 ) -> None:
     """Change how many rollout processes a running job has. Nothing acknowledged is lost."""
-    from m3pc.online.run_control import want
+    from m3pc.online.run_control import request
     from m3pc.types import InputError
 
     if (actors is None) == (between is None):
@@ -57,10 +57,10 @@ def scale(
     bounds = _bounds(between) if between is not None else None
     _require_driven(run)
     if bounds is not None:
-        want(run, between=bounds)
+        request(run, between=bounds)
         typer.echo(f"actors: as the load asks, between {bounds[0]} and {bounds[1]}")
         return
-    want(run, actors=actors)
+    request(run, actors=actors)
     found = _wait(run, wait, lambda now: now.get("running") == now.get("wanted") == actors)
     typer.echo(f"actors running: {found.get('running', 0)}, wanted: {actors}")
     if found.get("running") != actors:
@@ -72,10 +72,10 @@ def stop(
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 60.0,
 ) -> None:
     """End a running job in order: episodes are stored, a checkpoint is written."""
-    from m3pc.online.run_control import want
+    from m3pc.online.run_control import request
 
     _require_driven(run)
-    want(run, stop=True)
+    request(run, stop=True)
     found = _wait(run, wait, lambda now: not now["driven"])
     if found["driven"]:
         typer.echo(f"{run} was told to stop and has not ended within {wait:g} s")
@@ -93,12 +93,12 @@ def _bounds(text: str) -> tuple[int, int]:
 
 
 def _require_driven(run: Path) -> None:
-    from m3pc.online.run_control import has_driver, told
+    from m3pc.online.run_control import has_driver, read_status
     from m3pc.online.run_folder import open_run
     from m3pc.types import InputError
 
     open_run(run)
-    found = told(run)
+    found = read_status(run)
     if not found["driven"]:
         raise InputError(f"{run} does not run; start it with m3pc resume {run}")
     if not has_driver(found):
@@ -106,11 +106,11 @@ def _require_driven(run: Path) -> None:
 
 
 def _wait(run: Path, seconds: float, done: Any) -> dict[str, Any]:
-    from m3pc.online.run_control import told
+    from m3pc.online.run_control import read_status
 
     end = time.monotonic() + seconds
     while True:
-        found = told(run)
+        found = read_status(run)
         if done(found) or time.monotonic() >= end:
             return found
         time.sleep(POLL)

@@ -20,10 +20,10 @@ def up(
 ) -> None:
     """Start them for runs on this machine, whether those run already or later."""
     from m3pc.monitoring.services import up as start
-    from m3pc.online.run_control import told
+    from m3pc.online.run_control import read_status
 
     for run in runs:
-        told(run)  # refuses what is no folder of a run
+        read_status(run)  # refuses what is no folder of a run
     services = start(
         _folder(runs[0]),
         [_targets(run) for run in runs],

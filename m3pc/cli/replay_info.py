@@ -62,7 +62,7 @@ def _facts(found: StoreInspection) -> dict[str, Any]:
         "environment": header.env,
         "states": header.states,
         "actions": header.actions,
-        "step_limit": header.horizon,
+        "step_limit": header.max_episode_steps,
         "source": header.source,
         "episodes": found.episodes,
         "steps": found.steps,

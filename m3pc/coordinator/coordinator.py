@@ -90,7 +90,7 @@ class TableCoordinator:
         )
 
     def members(self) -> list[Member]:
-        look = self._look(SLOTS, None, Deadline(self._seconds))
+        look = self._snapshot(SLOTS, None, Deadline(self._seconds))
         with self._lock:
             seen = {name for kind, name in self._seen if kind == SLOTS.name}
         members = []
@@ -161,7 +161,7 @@ class TableCoordinator:
         """Apply a rule to the record as it is and as we remember it; write what is new."""
         deadline = Deadline(self._seconds)
         while True:
-            look = self._look(kind, name, deadline)
+            look = self._snapshot(kind, name, deadline)
             text = look.texts.get(name)
             found = kind.open(name, text)
             base = MARKER.open("", look.marker).generation << kind.record.bits
@@ -193,11 +193,11 @@ class TableCoordinator:
             joined = record.join(seen) if isinstance(seen, kind.record) else record
             self._seen[kind.name, name] = joined
 
-    def _look(self, kind: RecordType[R], name: str | None, deadline: Deadline) -> TableSnapshot:
+    def _snapshot(self, kind: RecordType[R], name: str | None, deadline: Deadline) -> TableSnapshot:
         """What the table holds, readable; rebuilt first where it is not."""
         for _ in range(REBUILDS):
             try:
-                look = self._table.look(kind.name, name, deadline)
+                look = self._table.snapshot(kind.name, name, deadline)
                 MARKER.open("", look.marker)
                 for each, text in look.texts.items():
                     kind.open(each, text)

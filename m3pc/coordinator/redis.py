@@ -176,7 +176,7 @@ class RedisTable:
         self._client = _client(server, patience)
         self.where = f"{server} {prefix}"
 
-    def look(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
+    def snapshot(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
         arguments: list[str | int] = [LARGEST] if name is None else [LARGEST, name]
         pauses = self._pauses()
         while True:

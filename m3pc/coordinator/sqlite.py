@@ -50,7 +50,7 @@ class SqliteTable:
         self._threads = threading.Lock()
         self.where = f"sqlite:{path}"
 
-    def look(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
+    def snapshot(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
         with self._transaction("BEGIN", deadline) as connection:
             rows = _rows(connection)
             marker = rows.get(MARKER, "")

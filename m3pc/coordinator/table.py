@@ -49,7 +49,7 @@ class Table(Protocol):
 
     where: str  # for messages: no password in it
 
-    def look(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
+    def snapshot(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
         """One record, if there is one, or all of a kind. LostError without a marker."""
 
     def swap(

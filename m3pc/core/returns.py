@@ -28,15 +28,15 @@ class ReturnSettings(Protocol):
 class ReturnRule:
     """What `returns` means; ALGORITHM section 13 gives each preset its own."""
 
-    horizon: int  # H, the environment's step limit
+    max_episode_steps: int  # H, the environment's step limit
     average: bool = True  # divide by the H - t steps that could still follow
     include_now: bool = True  # whether r_t itself is still to come at step t
     discount: float = 1.0
 
     @classmethod
-    def of(cls, settings: ReturnSettings, horizon: int) -> "ReturnRule":
+    def of(cls, settings: ReturnSettings, max_episode_steps: int) -> "ReturnRule":
         return cls(
-            horizon=horizon,
+            max_episode_steps=max_episode_steps,
             average=settings.mode == "average",
             include_now=settings.include_now,
             discount=settings.discount,
@@ -45,7 +45,7 @@ class ReturnRule:
     def scale(self, steps: StepArray) -> NDArray[np.float64]:
         """The return at each step if a reward of 1 is still to come, a bit of it at every step
         that could follow: what a sum of rewards has to be multiplied by. [R] -> [R]"""
-        left = np.maximum(self.horizon - steps, 1)
+        left = np.maximum(self.max_episode_steps - steps, 1)
         counted = left if self.include_now else left - 1
         weighed = (
             counted.astype(np.float64)
@@ -74,7 +74,7 @@ def returns_to_go(rewards: Floats, lengths: StepArray, rule: ReturnRule) -> Floa
         returns = np.append(returns[1:], 0.0)
         returns[ends - 1] = 0.0
     if rule.average:
-        returns /= np.maximum(rule.horizon - steps_within(lengths), 1)
+        returns /= np.maximum(rule.max_episode_steps - steps_within(lengths), 1)
     return returns.astype(np.float32)
 
 

@@ -24,7 +24,7 @@ def header_of(env_id: str, source: dict[str, Any]) -> Header:
         return Header(
             states=env.observation_space.shape[0],
             actions=env.action_space.shape[0],
-            horizon=m3pc.envs.step_limit(env),
+            max_episode_steps=m3pc.envs.step_limit(env),
             env=env_id,
             source=source | {"engine": m3pc.envs.engine(env)},
         )

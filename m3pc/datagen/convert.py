@@ -66,7 +66,7 @@ def _write(source: EpisodeSource, origin: dict[str, str], out: Path, largest: in
         header = Header(
             states=source.states,
             actions=source.actions,
-            horizon=source.horizon,
+            max_episode_steps=source.max_episode_steps,
             env=source.env,
             source={"kind": source.kind, **origin, **source.details},
         )

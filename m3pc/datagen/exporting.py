@@ -84,7 +84,7 @@ def _minari(found: StoreInspection, stage: Path, name: str, report: OnSteps) -> 
         name=name,
         states=header.states,
         actions=header.actions,
-        horizon=header.horizon,
+        max_episode_steps=header.max_episode_steps,
         env=header.env,
         source=header.source,
         episodes=_episodes(found, report),

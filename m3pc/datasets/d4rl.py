@@ -33,7 +33,7 @@ def read_d4rl(file: h5py.File, name: str, options: ImportOptions) -> EpisodeSour
     successors = matrix(file, "next_observations") if "next_observations" in present else None
     timeouts = flags(file, "timeouts") if "timeouts" in present else np.zeros_like(terminals)
     _same_length(actions, rewards, terminals, timeouts, states=states, successors=successors)
-    horizon = options.horizon or HORIZON
+    horizon = options.max_episode_steps or HORIZON
     jumps = _jumps(states, successors)
     ends = terminals | timeouts | jumps
     if "timeouts" not in present:
@@ -44,7 +44,7 @@ def read_d4rl(file: h5py.File, name: str, options: ImportOptions) -> EpisodeSour
         kind="d4rl",
         states=states.shape[1],
         actions=actions.shape[1],
-        horizon=horizon,
+        max_episode_steps=horizon,
         env=options.env or robot(name),
         details={
             "transitions": len(states),
@@ -97,12 +97,12 @@ def _jumps(states: Floats, successors: Floats | None) -> Flags:
     return jumps
 
 
-def _clock_ends(ends: Flags, horizon: int) -> Flags:
+def _clock_ends(ends: Flags, max_episode_steps: int) -> Flags:
     """The clock of a file that stores none: every `horizon` steps since the last end."""
     rows = np.arange(len(ends))
     begins = np.append(True, ends[:-1])
     since = rows - np.maximum.accumulate(np.where(begins, rows, 0))
-    late: Flags = since % horizon == horizon - 1
+    late: Flags = since % max_episode_steps == max_episode_steps - 1
     return late
 
 

@@ -32,7 +32,7 @@ def read_minari(folder: Path, options: ImportOptions) -> EpisodeSource:
         raise InputError(f"{folder.name} is not readable as a Minari data set: {error}") from error
     bounds = _bounds(found.spec.action_space)
     spec = found.env_spec
-    limit = options.horizon or (spec.max_episode_steps if spec else None)
+    limit = options.max_episode_steps or (spec.max_episode_steps if spec else None)
     limit = limit or found.storage.metadata.get(STEP_LIMIT)  # of a set that m3pc wrote
     if limit is None:
         raise InputError(f"{folder.name} does not say its step limit; give --horizon")
@@ -45,7 +45,7 @@ def read_minari(folder: Path, options: ImportOptions) -> EpisodeSource:
         kind="minari",
         states=states.shape[1],
         actions=len(bounds[0]),
-        horizon=limit,
+        max_episode_steps=limit,
         env=options.env or (spec.id if spec else None),
         details={"id": found.spec.dataset_id, "episodes": int(found.total_episodes)},
         episodes=_episodes(found, options.keys, bounds),

@@ -25,7 +25,7 @@ class MinariContent:
     name: str  # of the folder that it will have
     states: int  # S
     actions: int  # A
-    horizon: int  # H
+    max_episode_steps: int  # H
     env: str | None
     source: dict[str, Any]
     episodes: Iterator[Episode]
@@ -46,7 +46,7 @@ def write_minari(folder: Path, content: MinariContent) -> None:
             folder / "data",
             observation_space=Box(-everywhere, everywhere),
             action_space=Box(-one, one),
-            env_spec=_env_spec(content.env, content.horizon),
+            env_spec=_env_spec(content.env, content.max_episode_steps),
             data_format="hdf5",
         )
         storage.update_metadata(
@@ -55,7 +55,7 @@ def write_minari(folder: Path, content: MinariContent) -> None:
                 "minari_version": minari.__version__,
                 "description": "Exported by m3pc; actions are mapped to [-1, 1]. "
                 f"Source: {json.dumps(content.source)}",
-                STEP_LIMIT: content.horizon,
+                STEP_LIMIT: content.max_episode_steps,
             }
         )
         storage.update_episodes(map(_buffer, content.episodes))
@@ -82,7 +82,7 @@ def _buffer(episode: Episode) -> Any:
     )
 
 
-def _env_spec(env: str | None, horizon: int) -> EnvSpec | None:
+def _env_spec(env: str | None, max_episode_steps: int) -> EnvSpec | None:
     """As it is registered here, so that Minari can make it again; else with its name alone."""
     env_id, arguments = parted(env) if env else ("", {})
     if not env_id or ":" in env_id:
@@ -91,7 +91,7 @@ def _env_spec(env: str | None, horizon: int) -> EnvSpec | None:
         known = gymnasium.registry.get(env_id)
         spec = deepcopy(known) if known else EnvSpec(env_id)
         spec.kwargs |= arguments
-        spec.max_episode_steps = horizon
+        spec.max_episode_steps = max_episode_steps
         spec.to_json()
     except (gymnasium.error.Error, TypeError, ValueError):  # no id, or made of code
         return None

@@ -56,8 +56,8 @@ def read_robomimic(file: h5py.File, options: ImportOptions) -> EpisodeSource:
     if task:
         _refuse_later(first, task)
     keys = options.keys or (task.keys if task else KEYS)
-    horizon = options.horizon or (task.limit if task else HORIZON)
-    reader = _Reader(keys=tuple(keys), horizon=horizon, sparse=task is not None)
+    horizon = options.max_episode_steps or (task.limit if task else HORIZON)
+    reader = _Reader(keys=tuple(keys), max_episode_steps=horizon, sparse=task is not None)
     shown = reader.episode(first)
     if place.env and task:
         _refuse_width(shown.states.shape[1], place.env, task)
@@ -65,12 +65,16 @@ def read_robomimic(file: h5py.File, options: ImportOptions) -> EpisodeSource:
         kind="robomimic",
         states=shown.states.shape[1],
         actions=shown.actions.shape[1],
-        horizon=horizon,
+        max_episode_steps=horizon,
         env=place.env,
         details={
             "keys": list(keys),
             "demonstrations": len(demos),
-            "horizon": "given" if options.horizon else "of the task" if task else "assumed",
+            "horizon": "given"
+            if options.max_episode_steps
+            else "of the task"
+            if task
+            else "assumed",
             "environment": place.known_by,
             "recorded by": place.recorded_by,
         }
@@ -202,7 +206,7 @@ class _Reader:
     """From groups to episodes."""
 
     keys: tuple[str, ...]
-    horizon: int
+    max_episode_steps: int
     sparse: bool  # whether the reward is 1 at success and 0 before, and nothing comes after it
 
     def episode(self, demo: h5py.Group) -> Episode:
@@ -231,7 +235,8 @@ class _Reader:
             actions=np.where(near, np.clip(actions, -1, 1), actions)[:steps],
             rewards=rewards[:steps],
             terminated=terminated,
-            truncated=not terminated and last == self.horizon,  # else somebody stopped recording
+            truncated=not terminated
+            and last == self.max_episode_steps,  # else somebody stopped recording
         )
 
     def _success(
@@ -252,7 +257,7 @@ class _Reader:
         """Steps up to the first end, or to the limit of a known task."""
         ends = np.flatnonzero(ended)
         length = int(ends[0]) + 1 if len(ends) else len(ended)
-        return min(length, self.horizon) if self.sparse else length
+        return min(length, self.max_episode_steps) if self.sparse else length
 
     def _successor(self, demo: h5py.Group, states: Floats) -> Floats:
         """What came after the last of the states, if the file has it: [1, S] or [0, S]."""

@@ -11,7 +11,7 @@ class ImportOptions:
     """What the user may say about a file that it does not say itself."""
 
     keys: tuple[str, ...] = ()  # observations to join, in this order
-    horizon: int | None = None  # H, the environment's step limit
+    max_episode_steps: int | None = None  # H, the environment's step limit
     env: str | None = None
     subset: str = ""  # one of robomimic's masks; all episodes without
 
@@ -21,7 +21,7 @@ class EpisodeSource:
     kind: str  # d4rl, robomimic, minari
     states: int  # S
     actions: int  # A
-    horizon: int  # H
+    max_episode_steps: int  # H
     env: str | None
     details: dict[str, object]  # anything else worth keeping with the data
     episodes: Iterator[Episode]

@@ -50,7 +50,7 @@ class Autoscaler:
         self._seen: deque[tuple[float, Snapshot]] = deque()
         self._too_many: tuple[int, float] | None = None  # a number, and until when it is not tried
 
-    def look(self, now: float, snapshot: Snapshot, *, actors: int, running: int) -> int:
+    def decide(self, now: float, snapshot: Snapshot, *, actors: int, running: int) -> int:
         """How many actors there should be; of `actors` that are wanted `running` work."""
         inside = min(max(actors, self.bounds.least), self.bounds.most)
         if inside != actors or running != actors:  # whoever starts or is away is no measure

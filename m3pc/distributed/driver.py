@@ -45,7 +45,13 @@ from m3pc.distributed.status import RateMeter, describe, log_line
 from m3pc.online.learner_loop import LearnerReport
 from m3pc.online.recovery import WEIGHTS
 from m3pc.online.results import save_pictures
-from m3pc.online.run_control import DesiredState, tell, told, want, wanted
+from m3pc.online.run_control import (
+    DesiredState,
+    read_desired_state,
+    read_status,
+    request,
+    write_status,
+)
 from m3pc.online.run_folder import OnlineRun, open_run
 from m3pc.ray_nodes.connection import connected
 from m3pc.telemetry.recorder import merged
@@ -98,7 +104,7 @@ def run_cluster(
     with locked(path):
         run = open_run(path)
         if _finished(run):
-            return RunOutcome(code=OK, reason="finished", steps=told(path)["steps"])
+            return RunOutcome(code=OK, reason="finished", steps=read_status(path)["steps"])
         place = RunEndpoints(
             run=path,
             id=run.facts.id,
@@ -144,7 +150,7 @@ def check_machines(place: RunEndpoints) -> None:
 
 def _finished(run: OnlineRun) -> bool:
     """Whether a driver brought all of it to an end: then nothing has to be started."""
-    last = told(run.path)
+    last = read_status(run.path)
     expected = {"state": "ended", "reason": "finished", "code": OK, "of": run.config.online.steps}
     return all(last.get(name) == value for name, value in expected.items())
 
@@ -181,7 +187,7 @@ class Driver:
         self._autoscaler: Autoscaler | None = None
         self.rate = RateMeter()
         self.examiner = EvaluationScheduler(run, self.fleet.evaluator, self._coordinator)
-        want(run.path, stop=False)
+        request(run.path, stop=False)
 
     def drive(self) -> RunOutcome:
         runlog = RunLog(self.run.path, done=10**12, unit="step", vital=False, tracker=self._tracker)
@@ -203,12 +209,12 @@ class Driver:
 
     def turn(self, now: float, runlog: RunLog) -> None:
         self._obey()
-        self.fleet.look(now)
+        self.fleet.poll(now)
         self._check()
         getattr(self, f"_{self.phase}")(now)
         if self.phase in ("collecting", "evaluating"):
             last = self.phase == "evaluating"
-            self.examiner.look(now, self.steps, runlog, last=last)
+            self.examiner.poll(now, self.steps, runlog, last=last)
         self._tell(now)
         if now - self._logged >= LOG_EVERY:
             self._logged = now
@@ -223,7 +229,7 @@ class Driver:
 
     def _obey(self) -> None:
         try:
-            asked = wanted(self.run.path)
+            asked = read_desired_state(self.run.path)
         except InputError as error:  # the run goes on as it is
             log.warning("event=wanted-unreadable reason=%s", error)
             return
@@ -242,7 +248,7 @@ class Driver:
             if self._autoscaler is None or self._autoscaler.bounds != bounds:
                 self._autoscaler = Autoscaler(bounds)
             before, running = self._wanted, self.fleet.running
-            self._wanted = self._autoscaler.look(
+            self._wanted = self._autoscaler.decide(
                 now, self.fleet.snapshot(), actors=before, running=running
             )
             if self._wanted != before:
@@ -344,7 +350,7 @@ class Driver:
         stored = self.fleet.stored
         if stored is None:
             return 0
-        schedule = schedule_of(self.run.config.online, self.run.facts.horizon)
+        schedule = schedule_of(self.run.config.online, self.run.facts.max_episode_steps)
         return schedule.owed(stored.steps, stored.episodes)
 
     # What is told
@@ -360,7 +366,7 @@ class Driver:
             about |= {"reason": self._reason, "code": self._code}
             status = describe(self) | about
             try:
-                tell(self.run.path, status)
+                write_status(self.run.path, status)
             except OSError as error:  # a full disk passes
                 log.warning("event=status-lost reason=%s", error)
             self._metrics(merged([self.fleet.snapshot(), gauges(self)]), missing(self))

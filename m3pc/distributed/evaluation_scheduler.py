@@ -38,7 +38,7 @@ class EvaluationScheduler:
         self.rows = read(run.path, "evaluation")
         self._asked = self._evaluated  # steps at the last evaluation that was asked for
 
-    def look(self, now: float, steps: int, runlog: RunLog, *, last: bool = False) -> None:
+    def poll(self, now: float, steps: int, runlog: RunLog, *, last: bool = False) -> None:
         """Take what has come; ask if it is time, or if this is the `last` of the run."""
         if self._pending is not None:
             self._take(now, runlog)

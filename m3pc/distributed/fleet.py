@@ -58,17 +58,17 @@ class ProcessFleet:
         self._restarts: dict[str, int] = {}  # by name: how often each process ended
         self._stored: StoreTotals | None = None
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """Start what is to be started, hear what there is to hear. Others wait for the store: it
         makes the folder that they read."""
-        self.store.look(now)
+        self.store.poll(now)
         if self.store.report is None:
             return
         for seat in (self.learner, *self.planners, self.evaluator):
-            seat.look(now)
+            seat.poll(now)
         if any(seat.state == "up" for seat in self.planners):
             for actor in self.actors.values():
-                actor.look(now)
+                actor.poll(now)
         self._leave(now)
         self._hear()
 

@@ -27,10 +27,10 @@ class SupervisedRolloutWorker(RayRestartedProcess):
         self._giving: Any = None
         self._draining: Any = None
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         if self._giving is not None and not self._given(now):
             return
-        super().look(now)
+        super().poll(now)
         report: RolloutReport | None = self.report
         if self.state != "up" or report is None or self._draining is not None:
             return

@@ -58,7 +58,7 @@ class SupervisedProcess:
         self._pending: Any = None
         self._where: Any = None
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         if self.state == "waiting" and now >= self._next:
             self._start(now)
         elif self.state in ("starting", "up"):

@@ -199,10 +199,10 @@ def _waypoints(order: EvaluationRequest, ready: Policy, env_id: str) -> Floats |
             f"planner {mode} needs states to reach; give --waypoints FILE, .npy or .csv"
         )
     states = read_table(order.waypoints, weights.state_size)
-    if len(states) < weights.horizon:
+    if len(states) < weights.max_episode_steps:
         raise InputError(
             f"{order.waypoints} has {len(states)} rows; expected one for each of "
-            f"{weights.horizon} steps: repeat the last row to stay there"
+            f"{weights.max_episode_steps} steps: repeat the last row to stay there"
         )
     spacing = rows_per_subgoal(ready.config.goal, env_id)
     return subgoals(states, order.spacing or spacing)

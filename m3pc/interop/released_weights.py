@@ -97,7 +97,7 @@ def import_authors(
     *,
     heads: int | None,
     env: str | None,
-    horizon: int,
+    max_episode_steps: int,
     limits: SandboxLimits,
 ) -> Imported:
     """Write a checkpoint of the authors' numbers under the preset `parity`."""
@@ -118,7 +118,7 @@ def import_authors(
         config=config,
         state_size=sizes[0],
         action_size=sizes[1],
-        horizon=horizon,
+        max_episode_steps=max_episode_steps,
         env=env,
         tensors={
             **_prefixed("model.", ours),
@@ -126,7 +126,7 @@ def import_authors(
             **_prefixed("critic.v.", found.v.joined(_shapes(critic.v), _value_names)),
             **critic_scales,
             **_prefixed("normaliser.", normaliser),
-            "envelope": extremes[1].repeat(horizon),
+            "envelope": extremes[1].repeat(max_episode_steps),
             "return_range": extremes,
         },
     )

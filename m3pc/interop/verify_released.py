@@ -24,8 +24,8 @@ from m3pc.model.checkpoint import Checkpoint
 from m3pc.model.masks import Mask, visible
 from m3pc.model.normalisation import Tokens
 from m3pc.types import InputError, TransitionBatch
-from planner.forward import Guidance, PlanningBatch, score
-from planner.utility import weigh
+from planner.forward import Guidance, PlanningBatch, score_plans
+from planner.utility import softmax_weights
 
 NETWORK, CHOICE = 1e-5, 5e-4  # absolute
 UTILITY, LOSS = 1e-5, 1e-4  # relative to the largest of the numbers that were recorded
@@ -168,7 +168,7 @@ class OutputComparison:
                 actions=self.inputs["actions"][:1],
                 now=now,
                 steps=torch.tensor([now]),
-                max_episode_steps=self.weights.horizon,
+                max_episode_steps=self.weights.max_episode_steps,
             )
             for theirs, guide in GUIDES.items():
                 name, expected = f"plan {text} {theirs}", f"plan{text}_{theirs}"
@@ -182,11 +182,13 @@ class OutputComparison:
         settings = {"planner.discount": discount, "planner.lam": lam}
         temperature = {f"planner.{guide}.inverse_temperature": xi}
         config = replace(self.weights.config, settings | temperature)
-        utilities = score(
+        utilities = score_plans(
             self.model, self.critic, self.normaliser, config, question, candidates, guide
         )
         standardised = config.planner.utility == "standardised"
-        weights = weigh(utilities, inverse_temperature=xi, standardised=standardised).weights
+        weights = softmax_weights(
+            utilities, inverse_temperature=xi, standardised=standardised
+        ).weights
         action = torch.einsum("en,ena->ea", weights, candidates[:, :, 0])
         expected = {
             part: self.recording.take(f"{recorded}_{part}", size)

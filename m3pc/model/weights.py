@@ -29,7 +29,7 @@ SCALES = [f"{name}.{part}" for name in ("states", "rewards", "returns") for part
 FORMAT = 1  # of the one file
 SETTINGS = "m3pc"  # where its settings stand
 LARGEST_FILE, LARGEST_HEADER = 8 << 30, 1 << 20  # bytes
-KINDS = {
+KINDS = {  # by the name of the field in files
     "version": int,
     "state_size": int,
     "action_size": int,
@@ -37,6 +37,7 @@ KINDS = {
     "env": str | None,
     "config": dict,
 }
+FIELDS = {name: name for name in KINDS if name != "config"} | {"horizon": "max_episode_steps"}
 
 
 class TensorsError(InputError):
@@ -55,7 +56,7 @@ class Weights:
     config: Config
     state_size: int
     action_size: int
-    horizon: int  # H, the environment's step limit
+    max_episode_steps: int  # H, the environment's step limit
     env: str | None  # what the data came from
     tensors: Mapping[str, Tensor]  # model.*, critic.*, normaliser.*, envelope [H], return_range [2]
 
@@ -108,7 +109,7 @@ class Weights:
 
     @property
     def return_rule(self) -> ReturnRule:
-        return ReturnRule.of(self.config.returns, self.horizon)
+        return ReturnRule.of(self.config.returns, self.max_episode_steps)
 
     @property
     def best_return(self) -> float | None:
@@ -129,15 +130,14 @@ class Weights:
         }
         sizes = {"states": self.state_size}
         scales = {f"normaliser.{n}": torch.Size([sizes.get(n.split(".")[0], 1)]) for n in SCALES}
-        rest = {"envelope": torch.Size([self.horizon]), "return_range": torch.Size([2])}
+        rest = {"envelope": torch.Size([self.max_episode_steps]), "return_range": torch.Size([2])}
         return shapes | scales | rest
 
 
 def described(weights: Weights) -> dict[str, Any]:
     """All but the tensors, for JSON."""
-    names = ("version", "state_size", "action_size", "horizon", "env")
     return {
-        **{name: getattr(weights, name) for name in names},
+        **{name: getattr(weights, field) for name, field in FIELDS.items()},
         "digest": weights.digest,
         "config": weights.config.model_dump(mode="json"),
     }
@@ -166,7 +166,7 @@ def restored(description: Mapping[str, Any], tensors: Mapping[str, Tensor], wher
     return Weights(
         config=config,
         tensors=tensors,
-        **{name: description[name] for name in KINDS if name != "config"},
+        **{field: description[name] for name, field in FIELDS.items()},
     )
 
 

@@ -75,8 +75,8 @@ def finetuned(path: Path, ready: Sequence[EvaluationJob]) -> tuple[EvaluationJob
 
 def _check_start(run: OnlineRun, first: EvaluationJob) -> None:
     weights, facts = first.policy.weights, run.facts
-    found = (facts.states, facts.actions, facts.horizon, facts.env)
-    expected = (weights.state_size, weights.action_size, weights.horizon, first.env_id)
+    found = (facts.states, facts.actions, facts.max_episode_steps, facts.env)
+    expected = (weights.state_size, weights.action_size, weights.max_episode_steps, first.env_id)
     if found != expected:
         raise InputError(
             f"{run.path} has states, actions, step limit and environment {found}, "

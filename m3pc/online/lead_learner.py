@@ -36,9 +36,9 @@ class LeadLearner:
         end = time.monotonic() + AGREE_SECONDS
         while True:
             self._visible = self.trainer.collected()
-            self._group.told([LearnerCommand.REFRESH, self._visible])
+            self._group.broadcast([LearnerCommand.REFRESH, self._visible])
             self.trainer.refresh()
-            if self._group.same(self.trainer.seen()):
+            if self._group.all_equal(self.trainer.seen()):
                 return
             if time.monotonic() > end:
                 raise PeersLostError(
@@ -48,12 +48,12 @@ class LeadLearner:
             time.sleep(PAUSE)
 
     def update(self) -> None:
-        self._group.told([LearnerCommand.UPDATE, 0])
+        self._group.broadcast([LearnerCommand.UPDATE, 0])
         self.trainer.update()
 
     def end(self) -> None:
         """The mates are free to go."""
-        self._group.told([LearnerCommand.END, 0])
+        self._group.broadcast([LearnerCommand.END, 0])
 
 
 class FollowerLearner:
@@ -66,7 +66,7 @@ class FollowerLearner:
     def work(self) -> None:
         """Until the first learner ends."""
         while True:
-            order, visible = self._group.told([LearnerCommand.END, 0])
+            order, visible = self._group.broadcast([LearnerCommand.END, 0])
             if order == LearnerCommand.END:
                 return
             if order == LearnerCommand.UPDATE:
@@ -74,4 +74,4 @@ class FollowerLearner:
             else:
                 self._visible = visible
                 self.trainer.refresh()
-                self._group.same(self.trainer.seen())
+                self._group.all_equal(self.trainer.seen())

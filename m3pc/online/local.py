@@ -95,7 +95,7 @@ class LocalTrainer:
             horizon=run.config.planner.horizon,
             noise=run.config.online.noise,
         )
-        self._schedule = schedule_of(run.config.online, run.facts.horizon)
+        self._schedule = schedule_of(run.config.online, run.facts.max_episode_steps)
 
     def finish(self, envs: FloatVectorEnv, log: RunLog, report: Report) -> None:
         online = self.config.online

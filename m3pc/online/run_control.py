@@ -43,7 +43,7 @@ class DesiredState:
             )
 
 
-def want(
+def request(
     run: Path,
     *,
     actors: int | None = None,
@@ -52,7 +52,7 @@ def want(
 ) -> DesiredState:
     """Change what is wanted; what is not named stays. A number of actors ends autoscaling, bounds
     begin it."""
-    now = wanted(run)
+    now = read_desired_state(run)
     if actors is not None:
         now = replace(now, actors=actors, least=None, most=None)
     if between is not None:
@@ -63,7 +63,7 @@ def want(
     return now
 
 
-def wanted(run: Path) -> DesiredState:
+def read_desired_state(run: Path) -> DesiredState:
     try:
         return DesiredState(**json.loads((run / WANTED).read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -72,14 +72,14 @@ def wanted(run: Path) -> DesiredState:
         raise InputError(f"{run / WANTED} cannot be read: {error}; remove it") from None
 
 
-def tell(run: Path, status: Mapping[str, Any]) -> None:
+def write_status(run: Path, status: Mapping[str, Any]) -> None:
     """For people, and not worth waiting for the disk: whole or absent, perhaps old."""
     aside = run / f".{STATUS}.new"
     aside.write_text(json.dumps({"time": time.time(), **status}), encoding="utf-8")
     aside.replace(run / STATUS)
 
 
-def told(run: Path) -> dict[str, Any]:
+def read_status(run: Path) -> dict[str, Any]:
     """What the driver said last, and whether a process works on the run (`driven`)."""
     try:
         found: Any = json.loads((run / STATUS).read_text(encoding="utf-8"))

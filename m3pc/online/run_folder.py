@@ -33,6 +33,8 @@ from replay.store.store import Store
 
 FORMAT = 1
 FACTS, SETTINGS, CHECKPOINTS, OFFLINE = "run.json", "config.yaml", "checkpoints", "offline"
+IN_FILE = {"max_episode_steps": "horizon"}  # fields that run.json calls otherwise
+OF_FILE = {theirs: ours for ours, theirs in IN_FILE.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class RunInfo:
     env: str
     states: int
     actions: int
-    horizon: int
+    max_episode_steps: int
     split_seed: int  # by which pretraining told what it learned from and what was held out
     source: str  # digest of the weights at the start
 
@@ -76,7 +78,7 @@ class OnlineRun:
         return Header(
             states=facts.states,
             actions=facts.actions,
-            horizon=facts.horizon,
+            max_episode_steps=facts.max_episode_steps,
             env=facts.env,
             source={"kind": "run", "id": facts.id},
         )
@@ -112,14 +114,15 @@ def start(source: Checkpoint, data: Store, env_id: str, config: Config, out: Pat
         env=env_id,
         states=weights.state_size,
         actions=weights.action_size,
-        horizon=weights.horizon,
+        max_episode_steps=weights.max_episode_steps,
         split_seed=weights.config.seed,
         source=weights.digest,
     )
     with staged_directory(out) as stage:
         (stage / SETTINGS).write_text(dump(config), encoding="utf-8")
         with durable_file(stage / FACTS) as file:
-            file.write(json.dumps(asdict(facts), indent=1).encode())
+            written = {IN_FILE.get(name, name): value for name, value in asdict(facts).items()}
+            file.write(json.dumps(written, indent=1).encode())
         (stage / CHECKPOINTS).mkdir()
         first = learner.weights(0, envelope=weights.envelope)
         progress = {"updates": 0, "steps": 0, "episodes": 0}
@@ -132,8 +135,8 @@ def start(source: Checkpoint, data: Store, env_id: str, config: Config, out: Pat
 def open_run(path: Path) -> OnlineRun:
     try:
         found: Any = json.loads((path / FACTS).read_text(encoding="utf-8"))
-        facts = RunInfo(**found)
-    except (OSError, ValueError, TypeError) as error:
+        facts = RunInfo(**{OF_FILE.get(name, name): value for name, value in found.items()})
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path} is not an online run: {FACTS} cannot be read ({error}); give the folder that "
             "m3pc finetune made"
@@ -162,10 +165,10 @@ def _check(weights: Weights, data: Store, env_id: str, config: Config) -> None:
         f"data {data.path}": (
             (data.header.states,),
             (data.header.actions,),
-            data.header.horizon,
+            data.header.max_episode_steps,
         ),
     }
-    expected = ((weights.state_size,), (weights.action_size,), weights.horizon)
+    expected = ((weights.state_size,), (weights.action_size,), weights.max_episode_steps)
     for what, sizes in found.items():
         if sizes != expected:
             raise InputError(

@@ -20,7 +20,7 @@ class Staleness:
         for segment in before:
             self._new(segment)
 
-    def look(self, segments: Iterable[Segment], updates: int) -> None:
+    def poll(self, segments: Iterable[Segment], updates: int) -> None:
         self._updates = updates
         self._known = per_segment(tuple(segments), self._known, self._count)
 

@@ -46,7 +46,7 @@ from m3pc.telemetry.catalogue import (
 )
 from m3pc.telemetry.recorder import Recorder
 from m3pc.training.dataset import envelope, split
-from m3pc.types import DivergedError, Floats, InputError, SegmentBatch, TransitionBatch
+from m3pc.types import DivergedError, Floats, InputError, TransitionBatch, WindowBatch
 from replay.format.segment import Segment
 from replay.sampling.buffers import trajectory_buffer, transition_buffers
 from replay.sampling.mixture import Mixture, MixtureSource
@@ -99,7 +99,7 @@ class Trainer:
         config = self.config
         as_pretrained = replace(config, {"seed": self.run.facts.split_seed})
         train, _ = split(logged, as_pretrained)
-        self._rule = ReturnRule.of(config.returns, self.run.facts.horizon)
+        self._rule = ReturnRule.of(config.returns, self.run.facts.max_episode_steps)
         self._buffer = trajectory_buffer(
             logged,
             collected,
@@ -108,7 +108,7 @@ class Trainer:
             seed=config.seed,
             train=train,
         )
-        self._pieces: Mixture[SegmentBatch[NDArray[Any]]] = Mixture(
+        self._pieces: Mixture[WindowBatch[NDArray[Any]]] = Mixture(
             [self._buffer],
             WindowBatchBuilder(config.model.window, self._rule),
             batch=config.online.batch,
@@ -149,7 +149,7 @@ class Trainer:
         """See what was collected since."""
         self._pieces, self._transitions = self._pieces.later(), self._transitions.later()
         self._envelope = self._upper_envelope()
-        self._staleness.look(self._joined.second.segments, self.updates)
+        self._staleness.poll(self._joined.second.segments, self.updates)
 
     def update(self) -> dict[str, float]:
         """The next update. One that is not finite is left out: its numbers are empty."""
@@ -165,7 +165,7 @@ class Trainer:
         self._record(numbers, self._clock() - start)
         return numbers
 
-    def _piece_batch(self, number: int) -> SegmentBatch[NDArray[Any]]:
+    def _piece_batch(self, number: int) -> WindowBatch[NDArray[Any]]:
         with self._waiting_for("batch"):
             return self._pieces.batch(number)
 
@@ -222,12 +222,12 @@ class Trainer:
         log.warning("event=update-left-out number=%d reason=%s", number, error)
         self.left_out += 1
         self.recorder.add(NONFINITE)
-        if self._health.left_out(number):
-            self._health.went_back()
+        if self._health.skipped(number):
+            self._health.rolled_back()
             last = checkpoint.newest(self.run.checkpoints)
             # The count goes on: the same batches would lead to the same place.
             self.learner.restore(last.weights, last.training)
-            self._group.together()  # or the first might replace what others still read
+            self._group.barrier()  # or the first might replace what others still read
             self.recorder.add(ROLLBACKS)
             log.warning("event=rolled-back to=%d at=%d", _updates(last), number)
 
@@ -255,7 +255,7 @@ class Trainer:
             view,
             [self._returns[id(segment)][1] for segment in view.segments],
             np.flatnonzero(chosen),
-            self.run.facts.horizon,
+            self.run.facts.max_episode_steps,
         )
 
     @property

@@ -52,7 +52,7 @@ class EpisodeRecording:
         self._header = Header(
             states=weights.state_size,
             actions=weights.action_size,
-            horizon=weights.horizon,
+            max_episode_steps=weights.max_episode_steps,
             env=weights.env,
             source={"kind": "robots"},
         )

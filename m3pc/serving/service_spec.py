@@ -57,7 +57,7 @@ class ServiceSpec:
                 states=weights.state_size,
                 actions=weights.action_size,
             ),
-            step_limit=weights.horizon,
+            step_limit=weights.max_episode_steps,
             mode=config.planner.mode,
             candidates=config.planner.candidates,
             env=weights.env,

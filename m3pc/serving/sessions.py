@@ -117,7 +117,7 @@ class _Tape:
             seed=seed,
             version=decisions[0].version,
             last_version=decisions[-1].version,
-            condition=float(decisions[0].conditions[0]),
+            target_return=float(decisions[0].target_returns[0]),
             utility=float(planned.mean()) if len(planned) else float("nan"),
         )
 
@@ -184,7 +184,7 @@ class Session:
             window=self._histories.window([0]),
             mode=terms.mode,
             ratio=terms.ratio,
-            to_come=None if terms.target is None else terms.target - self.total,
+            target_remaining=None if terms.target is None else terms.target - self.total,
             explore=terms.explore,
         )
 

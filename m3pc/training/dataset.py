@@ -32,7 +32,7 @@ class Dataset:
 
 def prepare(store: Store, config: Config) -> Dataset:
     train, held_out = split(store, config)
-    rule = ReturnRule.of(config.returns, store.header.horizon)
+    rule = ReturnRule.of(config.returns, store.header.max_episode_steps)
     chosen_rows = [(_rows(s, chosen), s) for s, chosen in _by_segment(store, train)]
     returns = [returns_to_go(s.rewards, s.lengths, rule) for s in store.segments]
     columns = {
@@ -42,7 +42,7 @@ def prepare(store: Store, config: Config) -> Dataset:
     }
     unpadded = {name: moments([x for x in parts if len(x)]) for name, parts in columns.items()}
     count = int(store.lengths[train].sum())
-    cells = int(train.sum()) * store.header.horizon if config.normaliser.padded else count
+    cells = int(train.sum()) * store.header.max_episode_steps if config.normaliser.padded else count
     used = {name: _with_padding(found, count, cells) for name, found in unpadded.items()}
     spread = unpadded["states"].std
     return Dataset(
@@ -63,7 +63,10 @@ def prepare(store: Store, config: Config) -> Dataset:
             "state_std": np.where(spread > 0, spread, 1.0).astype(np.float32),
         },
         envelope=envelope(
-            store, returns, _best(store, train, config.replay.episodes), store.header.horizon
+            store,
+            returns,
+            _best(store, train, config.replay.episodes),
+            store.header.max_episode_steps,
         ),
         return_range=np.concatenate([used["returns"].low, used["returns"].high]).astype("f4"),
     )
@@ -121,13 +124,15 @@ def _best(store: Store, train: EpisodeMask, count: int) -> Integers:
     return order[: min(count, int(train.sum()))]
 
 
-def envelope(view: StoreView, returns: Sequence[Floats], kept: Integers, horizon: int) -> Floats:
+def envelope(
+    view: StoreView, returns: Sequence[Floats], kept: Integers, max_episode_steps: int
+) -> Floats:
     """[H] largest return at each step over the episodes `kept`; where none lasts, the last one's.
 
     `returns` are those of the view's segments, one after the other.
     """
     flat, ends = np.concatenate(returns), np.cumsum(view.lengths)
-    found = np.full(horizon, -np.inf, np.float32)
+    found = np.full(max_episode_steps, -np.inf, np.float32)
     for episode in kept:
         length = view.lengths[episode]
         piece = flat[ends[episode] - length : ends[episode]]

@@ -212,7 +212,7 @@ class PretrainTrainer:
             config=self.config,
             state_size=self.sizes[0],
             action_size=self.sizes[1],
-            horizon=dataset.store.header.horizon,
+            max_episode_steps=dataset.store.header.max_episode_steps,
             env=dataset.store.header.env,
             tensors=gather(
                 self.model.model,

@@ -257,11 +257,11 @@ class Batcher:
 
     def _record_plans(self, decisions: Sequence[Decision]) -> None:
         """Of those that were planned: the others have no candidates."""
-        planned = [each for each in decisions if np.isfinite(each.spread).all()]
+        planned = [each for each in decisions if np.isfinite(each.utility_std).all()]
         for each in planned:
-            self._recorder.observe(EFFECTIVE, float(each.effective.mean()))
+            self._recorder.observe(EFFECTIVE, float(each.effective_candidates.mean()))
         if planned:
-            spread = np.concatenate([each.spread for each in planned])
+            spread = np.concatenate([each.utility_std for each in planned])
             self._recorder.set(SPREAD, float(spread.mean()))
 
     def _replies(self, answer: AnswerFn, asks: Sequence[PlanRequest]) -> list[PlanReply]:

@@ -68,7 +68,7 @@ class PlannerService:
         self._loader = WeightsLoader(
             self._policy, self._serve, coordinator, folder, recorder=self._recorder
         )
-        self._loader.look(0.0)  # a successor does not answer by what is old
+        self._loader.poll(0.0)  # a successor does not answer by what is old
         self._loader.start()
 
     def take(self, weights: Weights) -> None:

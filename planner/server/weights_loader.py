@@ -83,7 +83,7 @@ class WeightsLoader:
         if self._thread.is_alive():
             self._thread.join(timeout)
 
-    def look(self, seconds: float = LOOK) -> None:
+    def poll(self, seconds: float = LOOK) -> None:
         """Wait that long for something newer, and take it if it is sound."""
         since = self._version
         if self._rejected is not None:
@@ -135,7 +135,7 @@ class WeightsLoader:
     def _work(self) -> None:
         while not self._stop.is_set():
             try:
-                self.look()
+                self.poll()
             except Exception:  # whatever it is: the planner goes on with what it has
                 log.exception("event=loader-failed")
                 self._stop.wait(LOOK)
@@ -159,7 +159,9 @@ def canary(policy: Policy) -> None:
         found = policy.answer([PlanRequest(window=ordinary(policy), mode=mode)])[0]
     except (RuntimeError, ValueError) as error:
         raise RejectedError("canary", f"{type(error).__name__}: {error}") from error
-    numbers = [found.actions] if mode == "rcbc" else [found.actions, found.utilities, found.spread]
+    numbers = (
+        [found.actions] if mode == "rcbc" else [found.actions, found.utilities, found.utility_std]
+    )
     if not all(np.isfinite(each).all() for each in numbers) or (abs(found.actions) > 1).any():
         raise RejectedError("canary", f"it answers {[each.tolist() for each in numbers]}")
 
@@ -181,7 +183,7 @@ def ordinary(policy: Policy) -> Window:
 def successor(weights: Weights, before: Policy) -> Policy:
     """These weights in the place of others, or a RejectedError where they do not fit it."""
     old = before.weights
-    sizes = [(w.state_size, w.action_size, w.horizon) for w in (weights, old)]
+    sizes = [(w.state_size, w.action_size, w.max_episode_steps) for w in (weights, old)]
     if sizes[0] != sizes[1]:
         raise RejectedError("shape", f"states, actions, step limit {sizes[0]}, not {sizes[1]}")
     if weights.env and old.env and weights.env != old.env:

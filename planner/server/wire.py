@@ -34,7 +34,7 @@ def ask_to_bytes(ask: PlanRequest) -> bytes:
         mode = MODES.index(ask.mode)
     rows, length, states = window.states.shape
     actions = window.actions.shape[-1]
-    ratio, to_come = (math.nan if x is None else x for x in (ask.ratio, ask.to_come))
+    ratio, to_come = (math.nan if x is None else x for x in (ask.ratio, ask.target_remaining))
     shapes = _ask_shapes(rows, length, states, actions)
     arrays: tuple[NDArray[Any], ...] = (window.now, window.steps, window.seeds)
     arrays += window.states, window.actions
@@ -59,7 +59,7 @@ def ask_from_bytes(content: bytes) -> PlanRequest:
         window=Window(states=states, actions=actions, now=now, steps=steps, seeds=seeds),
         mode=None if mode == NO_MODE else MODES[mode],
         ratio=None if math.isnan(ratio) else ratio,
-        to_come=None if math.isnan(to_come) else to_come,
+        target_remaining=None if math.isnan(to_come) else to_come,
         explore=bool(explore),
         mean=bool(mean),
         candidates=candidates or None,
@@ -68,7 +68,12 @@ def ask_from_bytes(content: bytes) -> PlanRequest:
 
 def decision_to_bytes(decision: Decision) -> bytes:
     head = DECISION.pack(FORMAT, decision.version, *decision.actions.shape)
-    columns = (decision.conditions, decision.utilities, decision.effective, decision.spread)
+    columns = (
+        decision.target_returns,
+        decision.utilities,
+        decision.effective_candidates,
+        decision.utility_std,
+    )
     arrays = (np.ascontiguousarray(x, FLOAT) for x in (decision.actions, *columns))
     return b"".join((head, *(array.tobytes() for array in arrays)))
 
@@ -83,10 +88,10 @@ def decision_from_bytes(content: bytes) -> Decision:
     actions, conditions, utilities, effective, spread = _arrays(own, DECISION.size, shapes)
     return Decision(
         actions=actions,
-        conditions=conditions,
+        target_returns=conditions,
         utilities=utilities,
-        effective=effective,
-        spread=spread,
+        effective_candidates=effective,
+        utility_std=spread,
         version=version,
     )
 

@@ -130,7 +130,7 @@ def encode(entry: LogEntry, salt: bytes) -> list[bytes]:
     else:
         ended = TERMINATED * episode.terminated | TRUNCATED * episode.truncated
         steps, seed, version, reason = len(episode), episode.seed, episode.version, 0
-        tags = (episode.last_version, episode.condition, episode.utility)
+        tags = (episode.last_version, episode.target_return, episode.utility)
         columns = (episode.states, episode.actions, episode.rewards)
         numbers = b"".join(column.tobytes() for column in columns)
         numbers += bytes(-len(numbers) % 8)
@@ -175,7 +175,7 @@ def frame(
         return None
     head, view = EntryHeader(*layout.unpack_from(content, place)), memoryview(content)
     end = start + (0 if head.ended == SKIPPED else _size(header, head.steps))
-    if head.steps > header.horizon or end > len(content):
+    if head.steps > header.max_episode_steps or end > len(content):
         return None
     checksum = _checksum([view[place + CHECKED : start], view[start:end]], salt)
     if head.crc.to_bytes(4, "little") != checksum:
@@ -203,7 +203,7 @@ def _entry(head: EntryHeader, numbers: memoryview, header: Header) -> LogEntry |
         seed=head.seed,
         version=head.version,
         last_version=head.last_version,
-        condition=head.condition,
+        target_return=head.condition,
         utility=head.utility,
     )
     try:

@@ -51,11 +51,14 @@ class Event(BaseModel):
 class Header(Event):
     """What every episode in the store has in common."""
 
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
     event: Literal["open", "live"] = "open"
     format: int = FORMAT
     states: int = Field(ge=1, le=65_536)  # S
     actions: int = Field(ge=1, le=65_536)  # A
-    horizon: int = Field(ge=1)  # H, the environment's step limit
+    # H, the environment's step limit; files call it `horizon`
+    max_episode_steps: int = Field(ge=1, validation_alias="horizon", serialization_alias="horizon")
     env: str | None  # where the episodes were recorded, if known
     source: dict[str, Any]  # where they came from: kind, name, hash, options
 

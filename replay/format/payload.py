@@ -50,7 +50,7 @@ def encode(episode: Episode) -> bytes:
     rewards = np.zeros(rows, np.float32)
     actions[:-1], rewards[:-1] = episode.actions, episode.rewards
     ended = TERMINATED * episode.terminated | TRUNCATED * episode.truncated
-    tags = (episode.version, episode.last_version, episode.condition, episode.utility)
+    tags = (episode.version, episode.last_version, episode.target_return, episode.utility)
     head = HEAD.pack(MAGIC, 0, rows, ended, episode.seed, *tags)
     content = head[CHECKED:] + _stream(episode.states, actions, rewards)
     return MAGIC + zlib.crc32(content).to_bytes(4, "little") + content
@@ -67,8 +67,8 @@ def decode(payload: bytes, header: Header) -> Episode:
         raise PayloadError("head", f"it begins with {payload[: HEAD.size].hex()}; not an episode")
     if zlib.crc32(memoryview(payload)[CHECKED:]) != crc:
         raise PayloadError("checksum", "its bytes changed on the way; send it again")
-    if not 2 <= rows <= header.horizon + 1:
-        raise PayloadError("rows", f"{rows} rows, expected 2 to {header.horizon + 1}")
+    if not 2 <= rows <= header.max_episode_steps + 1:
+        raise PayloadError("rows", f"{rows} rows, expected 2 to {header.max_episode_steps + 1}")
     states, actions, rewards = _columns(payload, header, rows)
     if actions[-1].any() or rewards[-1]:
         raise PayloadError("values", "the last row has an action or reward; it must have none")
@@ -82,7 +82,7 @@ def decode(payload: bytes, header: Header) -> Episode:
         seed=seed,
         version=version,
         last_version=last_version,
-        condition=condition,
+        target_return=condition,
         utility=utility,
     )
     try:

@@ -91,7 +91,7 @@ def episodes_batch(
         "seed": pa.array([e.seed for e in episodes], pa.int64()),
         "version": pa.array([e.version for e in episodes], pa.int64()),
         "last_version": pa.array([e.last_version for e in episodes], pa.int64()),
-        "condition": pa.array([e.condition for e in episodes], pa.float64()),
+        "condition": pa.array([e.target_return for e in episodes], pa.float64()),
         "utility": pa.array([e.utility for e in episodes], pa.float64()),
     }
     if keys is not None:

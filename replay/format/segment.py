@@ -64,7 +64,7 @@ def in_memory(episodes: Sequence[Episode], keys: Sequence[AppendKey]) -> Segment
         seeds=np.array([e.seed for e in episodes], np.int64),
         versions=np.array([e.version for e in episodes], np.int64),
         last_versions=np.array([e.last_version for e in episodes], np.int64),
-        conditions=np.array([e.condition for e in episodes], np.float64),
+        conditions=np.array([e.target_return for e in episodes], np.float64),
         utilities=np.array([e.utility for e in episodes], np.float64),
         keys=np.array(keys, np.int64),
     )
@@ -144,7 +144,7 @@ def episodes_of(segment: Segment) -> Iterator[Episode]:
             seed=int(segment.seeds[e]),
             version=int(segment.versions[e]),
             last_version=int(segment.last_versions[e]),
-            condition=float(segment.conditions[e]),
+            target_return=float(segment.conditions[e]),
             utility=float(segment.utilities[e]),
         )
 

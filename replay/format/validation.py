@@ -21,10 +21,10 @@ def check(episode: Episode, header: Header, number: int) -> None:
     }
     if length < 1:
         raise InputError(f"episode {number} has no step; every episode needs one at least")
-    if length > header.horizon:
+    if length > header.max_episode_steps:
         raise InputError(
-            f"episode {number} has {length} steps, more than the step limit {header.horizon}; "
-            "give the right one with --horizon"
+            f"episode {number} has {length} steps, more than the step limit "
+            f"{header.max_episode_steps}; give the right one with --horizon"
         )
     for name, shape in expected.items():
         values: Floats = getattr(episode, name)
@@ -39,7 +39,7 @@ def check(episode: Episode, header: Header, number: int) -> None:
                 f"episode {number}: {name} hold NaN or Inf at step {row}; "
                 "every number must be finite, clean the source first"
             )
-    for name in ("condition", "utility"):
+    for name in ("target_return", "utility"):
         if math.isinf(getattr(episode, name)):
             raise InputError(
                 f"episode {number}: its {name} is infinite; expected a number, or NaN for none"

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from m3pc.core.returns import ReturnRule, returns_to_go
 from m3pc.core.rng import counter_stream
-from m3pc.types import Floats, InputError, Integers, SegmentBatch
+from m3pc.types import Floats, InputError, Integers, WindowBatch
 from replay.format.segment import Segment
 from replay.sampling.selectors import by_pieces, only, product, weights
 from replay.store.view import EpisodeMask, StoreView, drawable
 
-NumpySegments = SegmentBatch[NDArray[Any]]
+NumpySegments = WindowBatch[NDArray[Any]]
 B = TypeVar("B")
 D = TypeVar("D")
 
@@ -197,7 +197,7 @@ class WindowBatchBuilder:
     def gather(self, drawn: SampledRows, out: NumpySegments | None = None) -> NumpySegments:
         steps, outcomes = drawn.steps, self._column(2, drawn)
         if out is None:
-            return SegmentBatch(
+            return WindowBatch(
                 states=self._column(0, drawn),
                 actions=self._column(1, drawn),
                 rewards=outcomes[..., 0].copy(),

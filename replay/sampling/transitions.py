@@ -107,7 +107,7 @@ class TransitionBatchBuilder:
 def discounted_returns(segment: Segment, discount: float, terminals: bool = True) -> Floats:
     """Discounted reward from every step on [R]. Where the task did not end the episode, the n steps
     that were seen stand for those that were not: their sum is divided by 1 - discount^n."""
-    rule = ReturnRule(horizon=1, average=False, discount=discount)
+    rule = ReturnRule(max_episode_steps=1, average=False, discount=discount)
     returns = returns_to_go(segment.rewards, segment.lengths, rule).astype(np.float64)
     if discount < 1:
         left: Integers = np.repeat(segment.lengths, segment.lengths) - steps_within(segment.lengths)

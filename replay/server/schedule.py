@@ -16,11 +16,11 @@ from replay.server.sample_ratio import FINEST, RateLimits
 class UpdateSchedule:
     updates_per_step: float
     updates_per_episode: int
-    horizon: int  # steps of the longest episode
+    max_episode_steps: int  # steps of the longest episode
     slack: int  # steps, in longest episodes, that collecting may run ahead, beyond need
 
     def __post_init__(self) -> None:
-        if not self.units(self.horizon):
+        if not self.units(self.max_episode_steps):
             raise InputError(
                 f"{self.updates_per_step} updates per step and {self.updates_per_episode} per "
                 f"episode; give at least one of them above 0 (a millionth per step or more)"
@@ -34,7 +34,7 @@ class UpdateSchedule:
     def limits(self) -> RateLimits:
         """A sample is one update. Never are more done than are owed, so a run that has caught up
         has done as many as in lock-step; only collecting may run ahead."""
-        longest, unit = self.units(self.horizon), Fraction(1, self._ratio.denominator)
+        longest, unit = self.units(self.max_episode_steps), Fraction(1, self._ratio.denominator)
         owed = longest * unit
         return RateLimits(
             samples_per_insert=unit,
@@ -42,7 +42,7 @@ class UpdateSchedule:
             max_insert=longest,
             min_size=0,
             min_diff=Fraction(0),
-            max_diff=1 + owed + self.slack * owed / self.horizon,
+            max_diff=1 + owed + self.slack * owed / self.max_episode_steps,
         )
 
     def owed(self, steps: int, episodes: int) -> int:
@@ -54,10 +54,10 @@ class UpdateSchedule:
         return Fraction(self.updates_per_step).limit_denominator(FINEST)
 
 
-def schedule_of(online: OnlineConfig, horizon: int) -> UpdateSchedule:
+def schedule_of(online: OnlineConfig, max_episode_steps: int) -> UpdateSchedule:
     return UpdateSchedule(
         updates_per_step=online.updates_per_step,
         updates_per_episode=online.updates_per_episode,
-        horizon=horizon,
+        max_episode_steps=max_episode_steps,
         slack=online.slack,
     )

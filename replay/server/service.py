@@ -75,7 +75,7 @@ class StoreService:
     ) -> None:
         """Waits here end before a caller's own deadline of `fleet.deadline` does."""
         self._fs, self._clock = fs or Disk(), clock
-        self._schedule = schedule_of(online, header.horizon)
+        self._schedule = schedule_of(online, header.max_episode_steps)
         self._wait = min(wait, fleet.deadline / 4)
         self._recorder, self._reporting = Recorder(), threading.Lock()
         self._writer = self._opened(path, header, options or options_of(fleet))

@@ -154,8 +154,8 @@ def test_an_episode_tells_versions_condition_and_utility() -> None:
     with desk.running():
         assert eventually(lambda: len(told) >= 3)
     first, second = told[:2]  # 2 and 3 steps, planning seeds 0 and 1
-    assert (first.version, first.last_version, first.condition, first.utility) == (7, 8, 100, 0)
-    assert (second.version, second.last_version, second.condition) == (9, 11, 100)
+    assert (first.version, first.last_version, first.target_return, first.utility) == (7, 8, 100, 0)
+    assert (second.version, second.last_version, second.target_return) == (9, 11, 100)
     assert second.utility == 1
 
 

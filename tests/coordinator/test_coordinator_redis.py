@@ -274,7 +274,7 @@ def table(place: InRedis) -> Iterator[RedisTable]:
 
 
 def test_nothing_is_written_while_somebody_rebuilds(table: RedisTable, place: InRedis) -> None:
-    look = table.look("slots", "0", Deadline(5))
+    look = table.snapshot("slots", "0", Deadline(5))
     with place.server.admin() as admin:
         admin.set(place.key("marker"), "rebuilding somewhere", px=60_000)
     for name, old in (("0", look.texts["0"]), ("1", None)):
@@ -288,14 +288,14 @@ def test_nothing_is_written_while_somebody_rebuilds(table: RedisTable, place: In
 
 
 def test_who_comes_late_rebuilds_nothing(table: RedisTable) -> None:
-    before = table.look("slots", None, Deadline(5))
+    before = table.snapshot("slots", None, Deadline(5))
     table.rebuild("", lambda left, now: pytest.fail("it is there"), Deadline(5))
-    after = table.look("slots", None, Deadline(5))
+    after = table.snapshot("slots", None, Deadline(5))
     assert (after.marker, after.texts) == (before.marker, before.texts)
 
 
 def test_a_rebuild_that_took_too_long_changes_nothing(table: RedisTable, place: InRedis) -> None:
-    marker = table.look("slots", None, Deadline(5)).marker
+    marker = table.snapshot("slots", None, Deadline(5)).marker
 
     def slow(left: TableContents, now: int) -> tuple[str, TableContents]:
         assert list(left["slots"]) == ["0"]
@@ -315,7 +315,7 @@ def test_a_clock_that_was_set_back_goes_on_from_where_it_was(
     future = 10**14  # milliseconds
     with place.server.admin() as admin:
         admin.set(place.key("clock"), f"{future} 0")
-        look = table.look("slots", "0", Deadline(5))
+        look = table.snapshot("slots", "0", Deadline(5))
         assert look.now == future
         swap: dict[str, Any] = {"new": "new", "marker": look.marker, "deadline": Deadline(5)}
         assert table.swap("slots", "0", old=look.texts["0"], **swap)
@@ -327,7 +327,7 @@ def test_no_attempt_is_begun_that_the_deadline_does_not_allow(own: InRedis) -> N
     table = RedisTable(own.server.address, prefix="m3pc:a", patience=0.05, rng=Slowest())
     own.server.kill()
     with pytest.raises(CoordinatorUnavailableError, match=r"in [123] attempts within 0\.3 s"):
-        table.look("slots", None, Deadline(0.3))  # pauses of 0.05, 0.1, 0.2 s
+        table.snapshot("slots", None, Deadline(0.3))  # pauses of 0.05, 0.1, 0.2 s
     table.close()
 
 

@@ -124,7 +124,7 @@ def test_minari_gives_back_the_same_episodes(m3pc: Command, tmp_path: Path) -> N
     assert done.code == 0, done.errors
     back = Store(tmp_path / "back")
     assert_equal(back.episodes(), Store(store).episodes())
-    assert (back.header.horizon, back.header.env) == (10, None)
+    assert (back.header.max_episode_steps, back.header.env) == (10, None)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "minari"])
@@ -151,7 +151,7 @@ def test_the_shipped_set_survives_minari(m3pc: Command, tmp_path: Path) -> None:
     back, before = Store(tmp_path / "back"), open_store(shipped)
     assert_equal(back.episodes(), before.episodes())
     assert back.header.env == before.header.env == "d4rl/Hopper-v2"
-    assert back.header.horizon == before.header.horizon
+    assert back.header.max_episode_steps == before.header.max_episode_steps
 
 
 def test_signs_of_zero_and_both_ways_to_end_stay(m3pc: Command, tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_an_environment_that_nobody_knows_is_never_loaded(
     out, back = tmp_path / "out", tmp_path / "back"
     assert m3pc("replay", "export", tmp_path / "live", out, "--format", "minari").code == 0
     assert m3pc("data", "import", out, back).code == 0
-    assert Store(back).header.horizon == 77
+    assert Store(back).header.max_episode_steps == 77
     assert Store(back).header.env == (env if env in ("Lift", "toy/Unheard-v7") else None)
 
 

@@ -161,7 +161,7 @@ def test_the_command_makes_a_pair_and_says_what_it_is(
     assert (tmp_path / "canlim-paired-roles.png").read_bytes().startswith(b"\x89PNG")
     store = Store(tmp_path / "data" / "canlim-paired")
     header = store.header
-    assert (header.states, header.actions, header.horizon) == (12, 7, 400)
+    assert (header.states, header.actions, header.max_episode_steps) == (12, 7, 400)
     assert header.env == "robosuite/CanLim"
     source = header.source
     engine = source.pop("engine")

@@ -104,7 +104,13 @@ def test_links_and_circles_inside_minari_files_are_refused_or_harmless(tmp_path:
     main = folder / "data" / "main_data.hdf5"
     with h5py.File(main, "a") as file:
         file["episode_0/round"] = file["/"]  # a hard link back: every walk must see it once
-    ingest(str(folder), tmp_path / "good", ImportOptions(horizon=9), LIMITS, lambda progress: None)
+    ingest(
+        str(folder),
+        tmp_path / "good",
+        ImportOptions(max_episode_steps=9),
+        LIMITS,
+        lambda progress: None,
+    )
     rewards = np.zeros(4)
     for trick, word in (
         (soft_link, "rewards is a SoftLink"),

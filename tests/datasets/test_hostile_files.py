@@ -107,7 +107,11 @@ def test_no_type_of_an_arrow_column_is_unpickled(tmp_path: Path) -> None:
     part.write_bytes(packed(pa.record_batch(columns, schema=schema), None))
     try:
         ingest(
-            str(folder), tmp_path / "out", ImportOptions(horizon=9), LIMITS, lambda progress: None
+            str(folder),
+            tmp_path / "out",
+            ImportOptions(max_episode_steps=9),
+            LIMITS,
+            lambda progress: None,
         )
     except InputError as error:
         assert "\n" not in str(error)
@@ -229,7 +233,7 @@ def test_one_array_under_many_names_does_not_fill_the_disk(
     monkeypatch.setattr(convert, "LARGEST_RATIO", 1)
     out.mkdir()
     job = {"path": str(path), "kind": "", "name": path.name, "sha256": "", "out": str(out)}
-    options = {"keys": ["object"], "horizon": None, "env": None}
+    options = {"keys": ["object"], "max_episode_steps": None, "env": None}
     with pytest.raises(InputError, match=r"links.hdf5 unpacks to more than \d+ bytes"):
         convert.main(job | {"options": options})
     assert sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) < 1 << 20
@@ -366,6 +370,10 @@ def test_a_link_inside_a_folder_is_one_of_its_files(tmp_path: Path) -> None:
     place.rename(folder / "data" / "blob")
     place.symlink_to("blob")
     store = ingest(
-        str(folder), tmp_path / "out", ImportOptions(horizon=9), LIMITS, lambda progress: None
+        str(folder),
+        tmp_path / "out",
+        ImportOptions(max_episode_steps=9),
+        LIMITS,
+        lambda progress: None,
     )
     assert store.totals.episodes == 1

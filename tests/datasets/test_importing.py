@@ -162,7 +162,12 @@ def test_the_file_name_tells_the_robot_and_the_store_where_it_came_from(
 ) -> None:
     path = write_hdf5(tmp_path / name, transitions(np.random.default_rng(7)))
     header = bring_store(path, tmp_path / "out").header
-    assert (header.env, header.horizon, header.states, header.actions) == (env, 1000, 3, 2)
+    assert (header.env, header.max_episode_steps, header.states, header.actions) == (
+        env,
+        1000,
+        3,
+        2,
+    )
     assert header.source["name"] == name
     assert header.source["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -172,7 +177,7 @@ def test_robomimic_joins_the_default_keys_and_reads_its_task(tmp_path: Path) -> 
     demos = [demonstration(rng, 5, done=True), demonstration(rng, 3, done=False)]
     store = bring_store(write_robomimic(tmp_path / "toy.hdf5", demos), tmp_path / "out")
     episodes = list(store.episodes())
-    assert (store.header.env, store.header.horizon) == ("robosuite/Lift", 400)
+    assert (store.header.env, store.header.max_episode_steps) == ("robosuite/Lift", 400)
     assert store.header.states == sum(PARTS.values())
     assert endings(episodes) == "t-"  # 3 steps are not 400: nobody says why it stopped
     for found, demo in zip(episodes, demos, strict=True):
@@ -240,7 +245,7 @@ def test_minari_tells_its_environment_and_step_limit(tmp_path: Path) -> None:
     spec = gymnasium.spec("Pendulum-v1")
     folder = write_minari(tmp_path / "minari", recorded, env=spec)
     header = bring_store(folder, tmp_path / "out").header
-    assert (header.env, header.horizon, header.source["id"]) == (
+    assert (header.env, header.max_episode_steps, header.source["id"]) == (
         "Pendulum-v1",
         200,
         "toy/pendulum-v0",
@@ -315,7 +320,7 @@ def test_the_command_imports_with_all_its_options(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 episodes, 4 steps" in done.stdout
     header = Store(tmp_path / "out").header
-    assert (header.states, header.horizon, header.env) == (13, 50, "some/Env-v0")
+    assert (header.states, header.max_episode_steps, header.env) == (13, 50, "some/Env-v0")
 
 
 @pytest.mark.parametrize(

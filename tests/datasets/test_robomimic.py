@@ -73,7 +73,10 @@ def test_sizes_tell_the_task_and_its_limit(task: ManipulationTask, tmp_path: Pat
     path = write_robomimic(tmp_path / "x.hdf5", [demo(task, 8, reward_at=5)], None)
     header = bring(path, tmp_path / "out").header
     assert header.env == f"robosuite/{task.name}"
-    assert header.horizon == {"Lift": 400, "PickPlaceCan": 400, "NutAssemblySquare": 500}[task.name]
+    assert (
+        header.max_episode_steps
+        == {"Lift": 400, "PickPlaceCan": 400, "NutAssemblySquare": 500}[task.name]
+    )
     assert header.states == 9 + task.object_size
     assert header.source["environment"] == "told by the sizes of object and states"
     assert header.source["recorded by"] == "not said: robosuite 1.4 or before is assumed"
@@ -296,7 +299,7 @@ def test_a_version_that_is_none_is_refused() -> None:
 def test_another_task_of_robosuite_keeps_its_name(tmp_path: Path) -> None:
     text = env_args().replace("PickPlaceCan", "ToolHang")
     header = bring(with_args(tmp_path / "x.hdf5", text), tmp_path / "out").header
-    assert (header.env, header.horizon) == ("robosuite/ToolHang", 400)
+    assert (header.env, header.max_episode_steps) == ("robosuite/ToolHang", 400)
 
 
 # Where episodes end.

@@ -50,7 +50,7 @@ def played(plant: Plant, actors: int, bounds: ActorBounds, seconds: int) -> list
     for second in range(seconds):
         plant.turn(actors)
         snapshot = plant.recorder.snapshot()
-        actors = autoscaler.look(float(second), snapshot, actors=actors, running=actors)
+        actors = autoscaler.decide(float(second), snapshot, actors=actors, running=actors)
         found.append(actors)
     return found
 
@@ -113,7 +113,7 @@ def test_while_an_actor_is_away_nothing_is_decided() -> None:
     for second in range(300):
         plant.turn(2)
         snapshot = plant.recorder.snapshot()
-        assert autoscaler.look(float(second), snapshot, actors=2, running=1) == 2
+        assert autoscaler.decide(float(second), snapshot, actors=2, running=1) == 2
 
 
 def test_a_number_that_was_too_high_rests() -> None:
@@ -124,7 +124,9 @@ def test_a_number_that_was_too_high_rests() -> None:
         calm = (second // 60) % 2 == 0
         plant = Plant(actor=10, planner=10_000, learner=1000 if calm else 10, recorder=recorder)
         plant.turn(actors)
-        actors = autoscaler.look(float(second), recorder.snapshot(), actors=actors, running=actors)
+        actors = autoscaler.decide(
+            float(second), recorder.snapshot(), actors=actors, running=actors
+        )
         counts.append(actors)
     falls = [at for at, (a, b) in enumerate(pairwise(counts)) if b < a]
     for at in falls:
@@ -155,7 +157,7 @@ def test_totals_that_shrank_count_as_nothing(lost: float) -> None:
     """A driver that hears late of a process may see less than before."""
     autoscaler, recorder = Autoscaler(ActorBounds(least=1, most=8)), Recorder()
     recorder.add(LEARNER_WAIT, 1000.0, "limiter")
-    autoscaler.look(0.0, recorder.snapshot(), actors=2, running=2)
+    autoscaler.decide(0.0, recorder.snapshot(), actors=2, running=2)
     less = Recorder()
     less.add(LEARNER_WAIT, lost, "limiter")
-    assert autoscaler.look(WINDOW, less.snapshot(), actors=2, running=2) == 2
+    assert autoscaler.decide(WINDOW, less.snapshot(), actors=2, running=2) == 2

@@ -60,7 +60,7 @@ def up(seat: SupervisedProcess) -> Any:
     """Start it, wait for its first report; its handle."""
 
     def reported() -> bool:
-        seat.look(time.monotonic())
+        seat.poll(time.monotonic())
         return seat.report is not None
 
     assert eventually(reported, SECONDS), seat.reason
@@ -93,7 +93,7 @@ def lives(pid: int) -> bool:
 
 
 def report(fleet: ProcessFleet) -> LearnerReport:
-    fleet.learner.look(time.monotonic())
+    fleet.learner.poll(time.monotonic())
     assert fleet.learnt is not None, fleet.learner.reason
     return fleet.learnt
 
@@ -117,7 +117,7 @@ def test_learners_and_planners_hold_gpus_and_actors_none(fleet: ProcessFleet) ->
     assert asked(planner, resources) == {"CPU": 1.0, "GPU": wanted.planner_gpus}
     fleet.scale(1, time.monotonic())
     (actor,) = fleet.actors.values()
-    actor.look(time.monotonic())
+    actor.poll(time.monotonic())
     assert asked(actor.handle, resources) == {"CPU": 1.0}
     fleet.scale(0, time.monotonic())
 

@@ -72,11 +72,11 @@ class Desk:
     def look(self, steps: int, *, last: bool = False, now: float = 0.0) -> list[tuple[int, float]]:
         """Ask if it is time, and hear the answer; all that was measured so far."""
         before = len(self.examiner.rows)
-        self.examiner.look(now, steps, self.log, last=last)
+        self.examiner.poll(now, steps, self.log, last=last)
 
         def heard() -> bool:
             if self.examiner._pending is not None:
-                self.examiner.look(now, steps, self.log, last=last)
+                self.examiner.poll(now, steps, self.log, last=last)
             return self.examiner._pending is None or len(self.examiner.rows) > before
 
         assert eventually(heard)
@@ -112,7 +112,7 @@ def test_a_run_that_goes_on_does_not_measure_again_what_it_has(desk: Desk) -> No
     desk.look(0)
     desk.look(120)
     again = EvaluationScheduler(desk.run, cast(Any, desk.seat), desk.coordinator)
-    again.look(0.0, 150, desk.log)
+    again.poll(0.0, 150, desk.log)
     assert again._pending is None
 
 
@@ -165,9 +165,9 @@ def test_an_evaluation_that_hangs_is_ended(desk: Desk) -> None:
     never: Any = cast(Any, Waiting).remote()
     desk.examiner._pending = (100, never.wait.remote())
     desk.seat.report = HUNG
-    desk.examiner.look(0.0, 100, desk.log)
+    desk.examiner.poll(0.0, 100, desk.log)
     assert desk.seat.reason == ""
     desk.seat.report = HUNG + 1
-    desk.examiner.look(0.0, 100, desk.log)
+    desk.examiner.poll(0.0, 100, desk.log)
     assert "took no step for 601 s" in desk.seat.reason
     ray.kill(never)

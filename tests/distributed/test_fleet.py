@@ -60,7 +60,7 @@ def command(*words: object) -> str:
 def owed(run: Path) -> int:
     """Updates, by what the store holds."""
     store, opened = Store(run / "replay"), open_run(run)
-    schedule = schedule_of(opened.config.online, opened.facts.horizon)
+    schedule = schedule_of(opened.config.online, opened.facts.max_episode_steps)
     return schedule.owed(int(store.lengths.sum()), len(store.lengths))
 
 

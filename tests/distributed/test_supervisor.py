@@ -37,7 +37,7 @@ def seat(ray_cluster: None, request: pytest.FixtureRequest) -> Iterator[Supervis
 
 
 def looked(seat: SupervisedProcess) -> SupervisedProcess:
-    seat.look(time.monotonic())
+    seat.poll(time.monotonic())
     return seat
 
 

@@ -60,7 +60,7 @@ def lift_store(path: Path) -> Path:
         )
         for _ in range(6)
     ]
-    header = Header(states=3, actions=2, horizon=40, env=LIFT, source={"kind": "test"})
+    header = Header(states=3, actions=2, max_episode_steps=40, env=LIFT, source={"kind": "test"})
     with write_store(path, header) as writer:
         for episode in episodes:
             writer.append(episode)

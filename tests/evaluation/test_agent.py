@@ -167,16 +167,16 @@ def test_settings_change_how_it_plans(path: Path, weights: Weights) -> None:
     agent = m3pc.load(path, sets=sets)
     agent.act(state)
     assert agent.last is not None
-    assert agent.last.effective.tolist() == pytest.approx([3])  # three, weighed alike
+    assert agent.last.effective_candidates.tolist() == pytest.approx([3])  # three, weighed alike
     assert agent.last.version == weights.version
     without = m3pc.load(path, sets=["planner.mode=rcbc"])
     without.act(state)
     assert without.last is not None
-    assert np.isnan(without.last.effective).all()
+    assert np.isnan(without.last.effective_candidates).all()
     half = m3pc.load(path, sets=["conditioning.evaluation_ratio=0.5"])
     half.act(state)
     assert half.last is not None
-    assert half.last.conditions.tolist() == [float(weights.envelope[0]) / 2]
+    assert half.last.target_returns.tolist() == [float(weights.envelope[0]) / 2]
 
 
 def test_a_shorter_horizon_remembers_more(path: Path, weights: Weights) -> None:
@@ -221,7 +221,7 @@ def test_an_episode_may_be_longer_than_the_step_limit(path: Path) -> None:
     for state in observations(count=HORIZON + 3):
         agent.act(state)
         assert agent.last is not None
-        asked.append(float(agent.last.conditions[0]))
+        asked.append(float(agent.last.target_returns[0]))
     assert asked[:HORIZON] == np.linspace(2, 1, HORIZON, dtype=np.float32).tolist()
     assert asked[HORIZON:] == [1, 1, 1]
 

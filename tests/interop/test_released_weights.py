@@ -136,7 +136,7 @@ def write(folder: Path, given: Given) -> Files:
 def imported(folder: Path, given: Given, heads: int | None = None) -> Checkpoint:
     out = folder / "out"
     files = write(folder, given)
-    import_authors(files, out, heads=heads, env="Toy-v0", horizon=50, limits=LIMITS)
+    import_authors(files, out, heads=heads, env="Toy-v0", max_episode_steps=50, limits=LIMITS)
     return checkpoint.read(out)
 
 
@@ -194,7 +194,7 @@ def test_sizes_come_from_the_shapes(tmp_path: Path) -> None:
     assert (model.encoder_layers, model.decoder_layers) == (ENCODER, DECODER)
     assert (model.expansion, model.action_head) == (EXPANSION, "linear")
     assert (value.width, value.layers) == (CRITIC_WIDTH, CRITIC_LAYERS)
-    assert (weights.version, weights.horizon, weights.env) == (STEP, 50, "Toy-v0")
+    assert (weights.version, weights.max_episode_steps, weights.env) == (STEP, 50, "Toy-v0")
 
 
 @pytest.mark.usefixtures("no_child")
@@ -299,7 +299,7 @@ def test_the_recorded_network_is_imported(tmp_path: Path) -> None:
         stats=golden_file("hopper_d64.npz"),
     )
     found = import_authors(
-        files, tmp_path / "out", heads=None, env=None, horizon=1000, limits=LIMITS
+        files, tmp_path / "out", heads=None, env=None, max_episode_steps=1000, limits=LIMITS
     )
     assert found.guessed == ("min_returns", "max_returns")
     assert found.shared_scales
@@ -330,7 +330,9 @@ def test_a_critic_may_have_statistics_of_its_own(tmp_path: Path) -> None:
 
 def refusal(folder: Path, files: Files, heads: int | None = None) -> str:
     with nothing_left(folder), pytest.raises(InputError) as refused:
-        import_authors(files, folder / "out", heads=heads, env=None, horizon=9, limits=LIMITS)
+        import_authors(
+            files, folder / "out", heads=heads, env=None, max_episode_steps=9, limits=LIMITS
+        )
     return sentence(refused)
 
 

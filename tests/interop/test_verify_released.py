@@ -39,7 +39,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         critic=golden_file("hopper_d64_critic.pt"),
         stats=golden_file("hopper_d64.npz"),
     )
-    import_authors(files, out, heads=None, env=None, horizon=1000, limits=SandboxLimits())
+    import_authors(files, out, heads=None, env=None, max_episode_steps=1000, limits=SandboxLimits())
     return out
 
 

@@ -16,7 +16,7 @@ from m3pc.model.btm import LinearActionHead, TrajectoryModel
 from m3pc.model.critic import Critic, EnsembleMLP
 from m3pc.model.normalisation import Normaliser
 from m3pc.model.weights import Weights
-from m3pc.types import SegmentBatch, TransitionBatch
+from m3pc.types import TransitionBatch, WindowBatch
 from tests.support.models.small_weights import ACTIONS, STATES, segments, tiny_config, tiny_weights
 
 T = 8
@@ -29,12 +29,12 @@ PLAIN = Normaliser.from_arrays(
 )
 
 
-def counting() -> SegmentBatch[NDArray[Any]]:
+def counting() -> WindowBatch[NDArray[Any]]:
     """Two rows: every state number is the step, or three times it; the rest is 0."""
     steps = np.arange(T, dtype=np.float32)
     states = np.stack([steps, 3 * steps])[:, :, None].repeat(STATES, axis=2)
     flat = np.zeros((2, T), np.float32)
-    return SegmentBatch(
+    return WindowBatch(
         states=states,
         actions=flat[..., None].repeat(ACTIONS, axis=2),
         rewards=flat,
@@ -111,7 +111,7 @@ def test_errors_of_a_model_that_always_says_the_same() -> None:
 
 
 def asked(
-    weights: Weights, batch: SegmentBatch[NDArray[Any]], pattern: str, now: int
+    weights: Weights, batch: WindowBatch[NDArray[Any]], pattern: str, now: int
 ) -> tuple[reference.Outputs, dict[str, Tensor]]:
     """The dense reference's answer to a pattern, and the truth, normalised."""
     normaliser = weights.normaliser()

@@ -8,7 +8,7 @@ from m3pc.types import DivergedError
 
 def asked(health: DivergenceGuard, numbers: range) -> list[int]:
     """Which of these updates, all left out, ask for a return."""
-    return [number for number in numbers if health.left_out(number)]
+    return [number for number in numbers if health.skipped(number)]
 
 
 def test_ten_in_a_row_ask_for_a_return() -> None:
@@ -18,7 +18,7 @@ def test_ten_in_a_row_ask_for_a_return() -> None:
 def test_nine_and_then_one_later_do_not() -> None:
     health = DivergenceGuard()
     assert asked(health, range(100, 109)) == []
-    assert not health.left_out(110)
+    assert not health.skipped(110)
 
 
 def test_more_than_one_in_a_hundred_of_the_last_thousand_ask_for_a_return() -> None:
@@ -30,7 +30,7 @@ def test_more_than_one_in_a_hundred_of_the_last_thousand_ask_for_a_return() -> N
 
 def test_after_a_return_counting_begins_anew() -> None:
     health = DivergenceGuard(range(9))
-    health.went_back()
+    health.rolled_back()
     assert health.recent == []
     assert asked(health, range(9, 19)) == [18]
 
@@ -38,9 +38,9 @@ def test_after_a_return_counting_begins_anew() -> None:
 def test_the_fourth_return_is_the_end() -> None:
     health = DivergenceGuard()
     for _ in range(3):
-        health.went_back()
+        health.rolled_back()
     with pytest.raises(DivergedError, match=r"a lower online\.lr or critic\.lr"):
-        health.went_back()
+        health.rolled_back()
     assert health.rollbacks == 3
 
 
@@ -48,5 +48,5 @@ def test_what_was_counted_goes_on_from_its_numbers() -> None:
     before = DivergenceGuard()
     asked(before, range(50, 59))
     after = DivergenceGuard(before.recent, rollbacks=2)
-    assert after.left_out(59)
+    assert after.skipped(59)
     assert after.rollbacks == 2

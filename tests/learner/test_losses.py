@@ -164,11 +164,11 @@ def test_the_same_row_many_times_is_no_more_loss(per: str) -> None:
         loss=LossConfig(actions_over="hidden", visible_action_mse=True),
         entropy=EntropyConfig.model_validate({"per": per}),
     )
-    assert found.numbers() == pytest.approx(losses(FIRST_SEEN, alpha=0.3, per=per).numbers())
+    assert found.as_floats() == pytest.approx(losses(FIRST_SEEN, alpha=0.3, per=per).as_floats())
 
 
 def test_what_is_reported_are_plain_numbers() -> None:
-    numbers = losses(FIRST_SEEN).numbers()
+    numbers = losses(FIRST_SEEN).as_floats()
     assert numbers["returns"] == pytest.approx(8)
     assert numbers["nll"] == pytest.approx(NLL, abs=1e-6)
     assert set(numbers) == {

@@ -24,10 +24,10 @@ from m3pc.core.rng import MASKS, counter_stream
 from m3pc.model.btm import TrajectoryModel
 from m3pc.model.masks import draw
 from m3pc.model.normalisation import Tokens
-from m3pc.types import DivergedError, SegmentBatch
+from m3pc.types import DivergedError, WindowBatch
 from tests.support.models.small_weights import ACTIONS, STATES, segments, tiny_config, tiny_weights
 
-Batch = SegmentBatch[NDArray[Any]]
+Batch = WindowBatch[NDArray[Any]]
 T = 8
 ONLY_DYNAMICS = {"masks__mixture__random": 0.0, "masks__mixture__policy": 0.0}  # all actions seen
 

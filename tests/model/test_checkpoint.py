@@ -69,7 +69,7 @@ def test_what_is_read_is_what_was_written_to_the_bit(tmp_path: Path) -> None:
             assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape), name
             assert read[name].numpy().tobytes() == tensor.contiguous().numpy().tobytes(), name
     assert found.weights.config == original.config
-    assert (found.weights.version, found.weights.horizon) == (7, 40)
+    assert (found.weights.version, found.weights.max_episode_steps) == (7, 40)
     assert (found.weights.state_size, found.weights.action_size) == (2, 1)
     assert found.weights.env == "Pendulum-v1"
     assert found.progress == PROGRESS

@@ -11,7 +11,7 @@ from m3pc.model.device import keep_memory
 PAGES = 16 * 1024  # of sixteen blocks of 4 MiB
 SCRIPT = """
 import json, resource, torch
-from m3pc.compute import keep_memory
+from m3pc.model.device import keep_memory
 
 def faults():
     begin = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

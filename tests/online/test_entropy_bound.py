@@ -12,7 +12,7 @@ from learner.online import OnlineLearner
 from m3pc.config.schema import Config
 from m3pc.model.device import prepare_compute
 from m3pc.model.weights import Weights
-from m3pc.types import SegmentBatch
+from m3pc.types import WindowBatch
 from tests.support.models.small_weights import HORIZON, segments, tiny_config, tiny_weights
 
 LAX = -10.0  # nats: below what the least spread allows, so never violated
@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def always_the_same_action(number: int) -> SegmentBatch[NDArray[Any]]:
+def always_the_same_action(number: int) -> WindowBatch[NDArray[Any]]:
     """Nothing is more likely than to do it without any spread."""
     batch = segments(16, seed=number)
     return replace(batch, actions=np.full_like(batch.actions, 0.3))

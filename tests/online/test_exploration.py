@@ -21,7 +21,7 @@ from m3pc.model import checkpoint
 from m3pc.online import results
 from m3pc.online.exploration import Exploration, explored, scaled, score_unit
 from m3pc.online.local import run_local
-from m3pc.online.run_control import tell
+from m3pc.online.run_control import write_status
 from m3pc.online.run_folder import OnlineRun, open_run
 from m3pc.online.staleness import Staleness
 from m3pc.telemetry.catalogue import STALENESS
@@ -100,7 +100,7 @@ def test_a_noisy_run_is_conditioned_as_a_planned_one(noisy: OnlineRun) -> None:
     for number, episode in zip(range(2), Store(noisy.replay).episodes(), strict=False):
         window = first_question(noisy, number, episode)
         planned, tested = (policy.decide(window, explore=way) for way in (True, False))
-        assert episode.condition == planned.conditions[0] != tested.conditions[0]
+        assert episode.target_return == planned.target_returns[0] != tested.target_returns[0]
 
 
 def test_a_fleet_explores_by_the_same_noise(noisy: OnlineRun) -> None:
@@ -113,7 +113,7 @@ def test_a_fleet_explores_by_the_same_noise(noisy: OnlineRun) -> None:
     assert isinstance(reply, bytes)
     decision = acting.noisy(decision_from_bytes(reply), window)
     np.testing.assert_allclose(decision.actions[0], episode.actions[0], atol=1e-6)
-    assert decision.conditions[0] == episode.condition
+    assert decision.target_returns[0] == episode.target_return
 
 
 def test_a_planned_run_has_utilities(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_finished_run_starts_nothing(
     monkeypatch.setattr(driver, "connected", connected)
     run = new_run(tmp_path / "run")
     status = {"state": "ended", "reason": "finished", "code": 0, "of": 400, "steps": 412}
-    tell(run.path, status | change)
+    write_status(run.path, status | change)
     if starts:
         with pytest.raises(StartedError):
             driver.run_cluster(run.path, silent, address=None)
@@ -325,8 +325,8 @@ def test_each_episode_is_counted_once_by_how_far_the_learner_was_ahead() -> None
     recorder = Recorder()
     old, new, other = segment(0, 0), segment(5, 8, first=2), segment(1, slot=1)
     staleness = Staleness(recorder, [old])
-    staleness.look([old, new], updates=10)
-    staleness.look([joined(old, new), other], updates=40)  # a log that became a segment
+    staleness.poll([old, new], updates=10)
+    staleness.poll([joined(old, new), other], updates=40)  # a log that became a segment
     found = recorder.snapshot()
     assert sum(found[STALENESS.name][""][:-1]) == 3
     assert mean(found, STALENESS) == (5 + 2 + 39) / 3
@@ -337,7 +337,7 @@ def test_a_policy_that_nobody_knows_is_not_old_and_none_is_from_the_future() -> 
     recorder = Recorder()
     unknown = in_memory([replace(numbered(0, 3), version=-1)], [AppendKey(0, 0, 0)])
     staleness = Staleness(recorder, [])
-    staleness.look([unknown, segment(9, slot=1)], updates=3)  # the learner went back
+    staleness.poll([unknown, segment(9, slot=1)], updates=3)  # the learner went back
     found = recorder.snapshot()
     assert found[STALENESS.name][""][0] == sum(found[STALENESS.name][""][:-1]) == 1
 

@@ -14,7 +14,7 @@ from m3pc.model import device
 from m3pc.model.weights import Weights
 from m3pc.types import Decision, InputError, Window
 from planner.backward import towards_goal
-from planner.forward import Guidance, PlanningBatch, candidates, propose, score
+from planner.forward import Guidance, PlanningBatch, candidates, propose, score_plans
 from planner.policy import Policy
 from tests.support.models.small_weights import (
     ACTIONS,
@@ -89,7 +89,7 @@ def test_utilities_are_those_of_the_dense_reference(switch: str, guide: Guidance
         np.random.default_rng(1).uniform(-1, 1, (3, 6, 8 - now, ACTIONS)).astype(np.float32)
     )
     critic = weights.critic()
-    found = score(
+    found = score_plans(
         weights.model(), critic, weights.normaliser(), config, question(window), plans, guide
     )
     for row in range(3):
@@ -163,7 +163,7 @@ def test_decisions_are_those_of_the_dense_reference(preset: str, guide: Guidance
     settings = config.planner.m if guide == "m" else config.planner.q
     for row, now in enumerate(window.now.tolist()):
         step = int(window.steps[row])
-        mu, log_sigma = dense_proposal(weights, window, row, float(found.conditions[row]))
+        mu, log_sigma = dense_proposal(weights, window, row, float(found.target_returns[row]))
         rng = counter_stream(int(window.seeds[row]), step, PLAN)
         noise = rng.standard_normal((config.planner.candidates, *mu.shape), dtype=np.float32)
         plans = reference.propose(mu, log_sigma, torch.from_numpy(noise), settings.spread)
@@ -182,8 +182,12 @@ def test_decisions_are_those_of_the_dense_reference(preset: str, guide: Guidance
         )
         shares, action = reference.choose(config, guide, utilities_, plans[:, 0])
         np.testing.assert_allclose(found.actions[row], action, atol=1e-4)
-        assert found.effective[row] == pytest.approx(1 / shares.square().sum().item(), rel=1e-3)
-        assert found.spread[row] == pytest.approx(utilities_.std(correction=0).item(), rel=1e-3)
+        assert found.effective_candidates[row] == pytest.approx(
+            1 / shares.square().sum().item(), rel=1e-3
+        )
+        assert found.utility_std[row] == pytest.approx(
+            utilities_.std(correction=0).item(), rel=1e-3
+        )
         mean = (shares * utilities_).sum().item()
         assert found.utilities[row] == pytest.approx(mean, rel=1e-4, abs=1e-4)
 
@@ -244,7 +248,7 @@ def test_half_precision_is_the_networks_alone() -> None:
         weights = dataclasses.replace(exact, config=config, tensors=tensors)
         decision = Policy(weights).decide(window)
         assert decision.actions.dtype == np.float32
-        spreads.append(decision.spread)
+        spreads.append(decision.utility_std)
     np.testing.assert_allclose(spreads[1], spreads[0], rtol=0.1)
     assert (spreads[0] > 0).all()
 
@@ -329,17 +333,17 @@ def decided(**changes: object) -> Decision:
 def test_the_effective_number_of_candidates_follows_the_temperature() -> None:
     flat = decided(planner__m__inverse_temperature=0.0)
     sharp = decided(planner__m__inverse_temperature=1e4)
-    assert flat.effective[0] == pytest.approx(12)
-    assert sharp.effective[0] == pytest.approx(1, abs=1e-3)
-    assert flat.spread[0] == sharp.spread[0] > 0
+    assert flat.effective_candidates[0] == pytest.approx(12)
+    assert sharp.effective_candidates[0] == pytest.approx(1, abs=1e-3)
+    assert flat.utility_std[0] == sharp.utility_std[0] > 0
 
 
 def test_no_spread_leaves_one_candidate_in_many_copies() -> None:
     still = decided(planner__m__spread=0.0)
     cloned = decided(planner__mode="rcbc")
     np.testing.assert_allclose(still.actions, cloned.actions, atol=1e-6)
-    assert still.spread[0] == pytest.approx(0, abs=1e-5)
-    assert np.isnan(cloned.effective[0])
+    assert still.utility_std[0] == pytest.approx(0, abs=1e-5)
+    assert np.isnan(cloned.effective_candidates[0])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from planner.forward import Guidance, Imagined, PlanningBatch, utilities
-from planner.utility import lambda_return, weigh
+from planner.utility import lambda_return, softmax_weights
 from tests.support.models.small_weights import HORIZON, tiny_config
 
 
@@ -40,14 +40,14 @@ def test_the_last_reward_is_not_used() -> None:
 
 def test_weights_are_a_softmax_on_one_scale() -> None:
     utilities_ = torch.tensor([[0.0, 1.0, 2.0], [0.0, 100.0, 200.0]])
-    raw = weigh(utilities_, inverse_temperature=1.0, standardised=False)
+    raw = softmax_weights(utilities_, inverse_temperature=1.0, standardised=False)
     assert raw.weights[0].tolist() == pytest.approx([0.09003, 0.24473, 0.66524], abs=1e-5)
     assert raw.weights[1].tolist() == pytest.approx([0, 0, 1], abs=1e-9)
-    scaled = weigh(utilities_, inverse_temperature=1.0, standardised=True)
+    scaled = softmax_weights(utilities_, inverse_temperature=1.0, standardised=True)
     assert scaled.weights[0].tolist() == pytest.approx(scaled.weights[1].tolist(), abs=1e-6)
-    assert scaled.spread.tolist() == pytest.approx([0.81650, 81.650], rel=1e-4)
-    same = weigh(torch.full((1, 4), 3.0), inverse_temperature=5.0, standardised=True)
-    assert same.effective.item() == pytest.approx(4)
+    assert scaled.utility_std.tolist() == pytest.approx([0.81650, 81.650], rel=1e-4)
+    same = softmax_weights(torch.full((1, 4), 3.0), inverse_temperature=5.0, standardised=True)
+    assert same.effective_candidates.item() == pytest.approx(4)
 
 
 # A world with a known best plan: to push costs 1 now and pays 3 two steps later.

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from m3pc.online.delivery_audit import audit
-from m3pc.online.run_control import told
+from m3pc.online.run_control import read_status
 from m3pc.ray_nodes.ports import CLIENTS, PORTS, NodePorts
 from m3pc.ray_nodes.processes import command_of
 from tests.distributed.test_fleet import FLEET, PARTS
@@ -214,7 +214,7 @@ def test_a_job_finetunes_and_finishes(head: Head, tmp_path: Path) -> None:
     assert "finished" in done.stdout
     assert "job: one  succeeded" in done.stderr
     assert audit(run).acknowledged > 0 and audit(run).sound
-    assert told(run)["reason"] == "finished"
+    assert read_status(run)["reason"] == "finished"
     listed = m3pc(head, "jobs", "list", *cluster).stdout
     assert "SUCCEEDED" in listed and "resume run" in listed
     assert "finished" in m3pc(head, "jobs", "logs", "one", *cluster).stdout
@@ -231,12 +231,12 @@ def test_a_job_is_stopped_in_order_and_its_run_goes_on(head: Head, tmp_path: Pat
     new_run(run, **FLEET | {"fleet__actors": 1})
     words = ("--in", tmp_path, "--env", f"PYTHONPATH={ROOT}", "--id", "two", "--no-follow")
     assert m3pc(head, "submit", *cluster, *words, "--", "resume", "run").returncode == 0
-    assert eventually(lambda: told(run).get("steps", 0) > 100, 180)
+    assert eventually(lambda: read_status(run).get("steps", 0) > 100, 180)
     stopped = m3pc(head, "jobs", "stop", "two", *cluster)
     assert (stopped.returncode, stopped.stdout) == (0, "job: two  stopped\n"), stopped.stderr
-    assert told(run)["reason"] == "stopped" and not told(run)["driven"]
+    assert read_status(run)["reason"] == "stopped" and not read_status(run)["driven"]
     assert audit(run).sound
-    before = told(run)["steps"]
+    before = read_status(run)["steps"]
     with job(run, "--address", head.address, **bare_environment() | head.entry) as work:
         work.until(lambda: work.steps > before)
         work.stop()

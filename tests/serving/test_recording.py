@@ -48,7 +48,7 @@ def test_an_episode_that_ended_is_in_the_store(tmp_path: Path) -> None:
     assert episode.rewards.tolist() == list(range(10))
     assert (episode.terminated, episode.truncated, episode.seed) == (True, False, 3)
     assert (episode.version, episode.last_version) == (7, 7)
-    assert episode.condition == pytest.approx(told[0]["condition"])
+    assert episode.target_return == pytest.approx(told[0]["condition"])
 
 
 def test_an_end_that_is_repeated_stores_nothing_twice(tmp_path: Path) -> None:
@@ -144,8 +144,10 @@ def test_a_learner_can_sample_what_robots_did(tmp_path: Path) -> None:
         for steps in (9, 12):
             ended(served, steps)
     store = Store(tmp_path / "store")
-    assert (store.header.env, store.header.horizon) == ("Pendulum-v1", 40)
-    batch = Sampler(store, length=8, batch=32, seed=0, returns=ReturnRule(horizon=40)).batch(0)
+    assert (store.header.env, store.header.max_episode_steps) == ("Pendulum-v1", 40)
+    batch = Sampler(
+        store, length=8, batch=32, seed=0, returns=ReturnRule(max_episode_steps=40)
+    ).batch(0)
     assert batch.states.shape == (32, 8, 3)
     assert (np.diff(batch.states[..., 0], axis=1) == 1).all(), "pieces are steps in a row"
 

@@ -30,10 +30,10 @@ def answer(step: int, *, version: int = 7, utility: float = 0.5) -> StepAnswer:
 
     decision = Decision(
         actions=np.asarray([[step / 10]], np.float32),
-        conditions=row(100.0 + step),
+        target_returns=row(100.0 + step),
         utilities=row(utility),
-        effective=row(2.0),
-        spread=row(1.0),
+        effective_candidates=row(2.0),
+        utility_std=row(1.0),
         version=version,
     )
     return StepAnswer(
@@ -132,7 +132,7 @@ def test_an_episode_that_ended_is_kept_whole() -> None:
     assert episode.rewards.tolist() == [0, 1, 2]
     assert (episode.terminated, episode.truncated, episode.seed) == (True, False, 3)
     assert (episode.version, episode.last_version) == (7, 9)
-    assert (episode.condition, episode.utility) == (100.0, 0.5)
+    assert (episode.target_return, episode.utility) == (100.0, 0.5)
 
 
 def test_an_end_may_be_asked_for_again() -> None:
@@ -231,9 +231,9 @@ def test_an_episode_may_end_where_nothing_was_decided() -> None:
 def test_of_a_target_that_is_asked_for_which_is_still_to_come() -> None:
     found = session(keep=False, terms=SessionConfig(step_limit=5, deadline=1.0, target=10.0))
     walk(found, 3)
-    assert found.ask().to_come == 10 - (0 + 1)
+    assert found.ask().target_remaining == 10 - (0 + 1)
     found.observe(3, state(3), 4.0)
-    assert found.ask().to_come == 10 - (0 + 1 + 4)
+    assert found.ask().target_remaining == 10 - (0 + 1 + 4)
     found.answered(answer(3))
     with pytest.raises(ConflictError, match="reward is missing; a target was given"):
         found.observe(4, state(4), None)

@@ -279,7 +279,12 @@ def test_the_envelope_follows_the_rule_of_returns(tmp_path: Path) -> None:
 
 def test_the_rule_of_returns_comes_from_the_settings_and_the_step_limit(tmp_path: Path) -> None:
     rule = by_hand(tmp_path / "s", returns__discount=0.5, returns__include_now=False).rule
-    assert (rule.horizon, rule.average, rule.include_now, rule.discount) == (7, False, False, 0.5)
+    assert (rule.max_episode_steps, rule.average, rule.include_now, rule.discount) == (
+        7,
+        False,
+        False,
+        0.5,
+    )
     assert by_hand(tmp_path / "t", returns__mode="average").rule.average
 
 
@@ -326,7 +331,7 @@ def test_held_out_episodes_leave_no_trace(tmp_path: Path) -> None:
 
 
 def test_a_header_is_all_that_the_step_limit_comes_from(tmp_path: Path) -> None:
-    fits = Header(states=1, actions=1, horizon=1000, env=None, source={"kind": "test"})
+    fits = Header(states=1, actions=1, max_episode_steps=1000, env=None, source={"kind": "test"})
     with write_store(tmp_path / "s", fits) as writer:
         writer.append(with_rewards(1, 1))
     assert len(prepare(Store(tmp_path / "s"), config()).envelope) == 1000

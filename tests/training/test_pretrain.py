@@ -41,7 +41,7 @@ def test_a_run_begins_with_a_checkpoint_of_nothing_learned(data: Store, tmp_path
     assert found.path.name == "000000000"
     assert (found.weights.version, found.weights.config) == (0, config())
     assert (found.weights.state_size, found.weights.action_size) == (3, 1)
-    assert (found.weights.horizon, found.weights.env) == (30, None)
+    assert (found.weights.max_episode_steps, found.weights.env) == (30, None)
     assert found.progress == {
         "model_updates": 0,
         "critic_updates": 0,

@@ -269,7 +269,7 @@ def test_a_batch_without_room_is_computed_in_smaller_ones() -> None:
         for n, (rows, reply) in enumerate(zip((3, 4, 1), replies, strict=True)):
             found, expected = decision(reply), plain([ask(rows, seed=n)])[0]
             np.testing.assert_array_equal(found.actions, expected.actions)
-            np.testing.assert_array_equal(found.conditions, expected.conditions)
+            np.testing.assert_array_equal(found.target_returns, expected.target_returns)
         assert device.batches == [8, 3, 4, 1]
         replies = [batcher.submit(ask(4, seed=9), 60)]
         assert len(decision(replies[0]).actions) == 4, "4 rows are a full batch by now"

@@ -61,17 +61,17 @@ def at(number: int, epoch: int = 1) -> Version:
 def test_newer_weights_are_taken_as_they_were_published(taken: Taken) -> None:
     for number in (1, 2):
         publish(taken.coordinator, taken.folder, versioned(number))
-        taken.loader.look(0.0)
+        taken.loader.poll(0.0)
     assert taken.versions == [at(1), at(2)]
     assert taken.policies[1].weights.digest == versioned(2).digest
     assert taken.rejected() == {}
 
 
 def test_nothing_new_is_nothing_taken(taken: Taken) -> None:
-    taken.loader.look(0.0)
+    taken.loader.poll(0.0)
     publish(taken.coordinator, taken.folder, versioned(1))
     for _ in range(3):
-        taken.loader.look(0.0)
+        taken.loader.poll(0.0)
     assert taken.versions == [at(1)]
 
 
@@ -140,11 +140,11 @@ CONTENTS: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_a_file_that_is_not_sound_is_rejected(kind: str, taken: Taken) -> None:
     content, reason = CONTENTS[kind]
     taken.coordinator.publish("weights", write(taken.folder, content(), at(2)))
-    taken.loader.look(0.0)
+    taken.loader.poll(0.0)
     assert taken.rejected() == {reason: [1]}
     assert taken.policies == []
     publish(taken.coordinator, taken.folder, versioned(3))
-    taken.loader.look(0.0)
+    taken.loader.poll(0.0)
     assert taken.versions == [at(3)], "it goes on watching"
 
 
@@ -171,7 +171,7 @@ def test_a_file_that_was_damaged_is_rejected(kind: str, taken: Taken) -> None:
     damage, reason = DAMAGES[kind]
     pointer = publish(taken.coordinator, taken.folder, versioned(2))
     damage(taken.folder / pointer.path)
-    taken.loader.look(0.0)
+    taken.loader.poll(0.0)
     assert (taken.rejected(), taken.policies) == ({reason: [1]}, [])
 
 
@@ -195,23 +195,23 @@ def test_what_was_rejected_is_tried_again_after_a_pause_that_grows(taken: Taken)
     tries = []
     for second in range(200):
         taken.now = float(second)
-        taken.loader.look(0.0)
+        taken.loader.poll(0.0)
         tries.append(int(taken.rejected()["missing"][0]))
     begun = [second for second, (a, b) in enumerate(zip([0, *tries], tries, strict=False)) if b > a]
     assert begun == [0, 1, 3, 7, 15, 31, 63, 123, 183]
     assert begun[-1] - begun[-2] == LONGEST_PAUSE
     path.with_name("aside").rename(path)
     taken.now = 1000.0
-    taken.loader.look(0.0)
+    taken.loader.poll(0.0)
     assert taken.versions == [at(2)], "the file came late"
 
 
 def test_something_newer_does_not_wait_for_the_pause(taken: Taken) -> None:
     bad = write(taken.folder, b"x", at(1))
     taken.coordinator.publish("weights", bad)
-    taken.loader.look(0.0)
+    taken.loader.poll(0.0)
     publish(taken.coordinator, taken.folder, versioned(2))
-    taken.loader.look(0.0)
+    taken.loader.poll(0.0)
     assert taken.versions == [at(2)]
 
 
@@ -232,6 +232,6 @@ def test_a_coordinator_that_is_away_is_asked_again(taken: Taken) -> None:
     publish(taken.coordinator, taken.folder, versioned(1))
     taken.loader._coordinator = Absent(taken.coordinator)
     for _ in range(2):
-        taken.loader.look(0.0)
+        taken.loader.poll(0.0)
     assert taken.versions == [at(1)]
     assert recorder.value(taken.recorder.snapshot(), catalogue.COORDINATOR_DOWN) == 1

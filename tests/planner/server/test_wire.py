@@ -43,7 +43,7 @@ def same(one: object, other: object) -> None:
         PlanRequest(window=WINDOW),
         PlanRequest(window=WINDOW, ratio=0.0, explore=True),
         PlanRequest(window=WINDOW, mean=True, candidates=7),
-        PlanRequest(window=WINDOW, to_come=-12.5),
+        PlanRequest(window=WINDOW, target_remaining=-12.5),
         *(PlanRequest(window=windows([2]), mode=mode, ratio=0.5) for mode in MODES),
         PlanRequest(window=windows([])),
     ],
@@ -60,7 +60,7 @@ def test_a_decision_comes_back_as_it_was_and_may_be_written_to() -> None:
     found = decision_from_bytes(decision_to_bytes(sent))
     same(found, sent)
     found.actions[0] = 0.5
-    assert (found.conditions == sent.conditions).all()
+    assert (found.target_returns == sent.target_returns).all()
 
 
 def test_what_is_no_window_is_not_sent() -> None:
@@ -122,7 +122,7 @@ def test_a_decision_is_only_as_long_as_its_numbers() -> None:
     decision = Decision(
         actions=np.zeros((2, 3), np.float32),
         **{name: np.zeros(2, np.float32) for name in ("conditions", "utilities", "effective")},
-        spread=np.zeros(2, np.float32),
+        utility_std=np.zeros(2, np.float32),
         version=0,
     )
     assert len(decision_to_bytes(decision)) == 24 + 2 * (3 + 4) * 4

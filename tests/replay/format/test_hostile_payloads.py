@@ -67,7 +67,7 @@ def claims(rows: int) -> bytes:
 
 
 def test_few_bytes_that_speak_of_a_long_episode_get_no_room() -> None:
-    header = Header(states=376, actions=17, horizon=100_000, env=None, source={})
+    header = Header(states=376, actions=17, max_episode_steps=100_000, env=None, source={})
     tracemalloc.start()
     try:
         with pytest.raises(PayloadError, match="too few for 100001 rows"):

@@ -20,7 +20,7 @@ from replay.format.schema import vectors, wire_schema
 from tests.support.episodes.episodes import same
 
 STATES, ACTIONS, STEPS = 3, 2, 5
-HEADER = Header(states=STATES, actions=ACTIONS, horizon=8, env=None, source={})
+HEADER = Header(states=STATES, actions=ACTIONS, max_episode_steps=8, env=None, source={})
 FUZZED = 10_000
 
 
@@ -35,7 +35,7 @@ def episode(steps: int = STEPS) -> Episode:
         seed=7,
         version=2**40,
         last_version=2**40 + 3,
-        condition=-2.5,
+        target_return=-2.5,
         utility=math.nan,
     )
 
@@ -170,7 +170,7 @@ HOSTILE: Mapping[str, tuple[payload.PayloadFault, Callable[[], bytes]]] = {
         "values",
         lambda: encode(replace(episode(), rewards=np.full(STEPS, 1e7, np.float32))),
     ),
-    "an infinite condition": ("values", lambda: encode(replace(episode(), condition=math.inf))),
+    "an infinite condition": ("values", lambda: encode(replace(episode(), target_return=math.inf))),
     "an infinite utility": ("values", lambda: encode(replace(episode(), utility=-math.inf))),
     "an episode of an older version": ("head", lambda: b"m3pe" + encode(episode())[4:]),
     "an action after the end": (
@@ -210,7 +210,7 @@ def test_whatever_carries_a_right_checksum_is_an_episode_or_rejected() -> None:
             outcomes["rejected"] += 1
             continue
         outcomes["taken"] += 1
-        assert 1 <= len(found) <= HEADER.horizon
+        assert 1 <= len(found) <= HEADER.max_episode_steps
         assert found.states.shape == (len(found) + 1, STATES)
         assert found.actions.shape == (len(found), ACTIONS)
         assert all(np.isfinite(x).all() for x in (found.states, found.actions, found.rewards))

@@ -60,7 +60,7 @@ def as_kept(episode: Episode, store_format: int) -> Episode:
     """What a store of this format knows of an episode."""
     if store_format > 1:
         return episode
-    return replace(episode, last_version=-1, condition=math.nan, utility=math.nan)
+    return replace(episode, last_version=-1, target_return=math.nan, utility=math.nan)
 
 
 def assert_holds(path: Path, expected: Sequence[Episode], store_format: int) -> Store:
@@ -132,7 +132,7 @@ def test_the_shipped_data_set_is_what_it_was() -> None:
 
 
 def test_the_same_tags_come_back_from_log_and_segment(tmp_path: Path) -> None:
-    plain = replace(numbered(1, 3), condition=math.nan, utility=math.nan, last_version=2**62)
+    plain = replace(numbered(1, 3), target_return=math.nan, utility=math.nan, last_version=2**62)
     with Writer(tmp_path / "store", header(), ROOMY) as writer:
         writer.append(AppendKey(0, 0, 0), encode(plain))
         in_log = list(Store(tmp_path / "store").episodes())
@@ -141,7 +141,7 @@ def test_the_same_tags_come_back_from_log_and_segment(tmp_path: Path) -> None:
     assert [same(found[0], plain) for found in (in_log, in_segment)] == [True, True]
 
 
-@pytest.mark.parametrize("name", ["condition", "utility"])
+@pytest.mark.parametrize("name", ["target_return", "utility"])
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
 def test_an_infinite_tag_is_refused(name: str, value: float, tmp_path: Path) -> None:
     with (

@@ -20,7 +20,7 @@ from tests.support.episodes.live_view import LiveStore, live
 
 T = 4
 LOGGED = [10, 6, 2, 9, 8, 7, 3]  # the longer, the better
-RULE = ReturnRule(horizon=1000)
+RULE = ReturnRule(max_episode_steps=1000)
 Slots = tuple[list[int], list[int]]
 
 

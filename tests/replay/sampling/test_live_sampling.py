@@ -10,7 +10,7 @@ import pytest
 
 from m3pc.config.schema import ReplayConfig
 from m3pc.core.returns import ReturnRule
-from m3pc.types import SegmentBatch, TransitionBatch
+from m3pc.types import TransitionBatch, WindowBatch
 from replay.sampling.buffers import trajectory_buffer, transition_buffers
 from replay.sampling.mixture import Mixture, MixtureSource, fixed
 from replay.sampling.sampler import WindowBatchBuilder
@@ -22,7 +22,7 @@ from tests.support.episodes.episodes import numbered
 from tests.support.faults.live_writer import HEADER, episode, open_writer, send
 
 LENGTH = 4
-RULE = ReturnRule(horizon=100)
+RULE = ReturnRule(max_episode_steps=100)
 CONFIG = ReplayConfig(episodes=8, online_after=20)
 
 
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "online"
 
 
-def seen(batch: SegmentBatch[Any] | TransitionBatch[Any]) -> set[int]:
+def seen(batch: WindowBatch[Any] | TransitionBatch[Any]) -> set[int]:
     """The episodes in a batch."""
     return {int(number) for number in np.unique(batch.states[..., 0])}
 
@@ -48,7 +48,7 @@ def equal(one: Any, other: Any) -> bool:
     return all(np.array_equal(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
 
 
-def paper(offline: Store, online: Store) -> Mixture[SegmentBatch[Any]]:
+def paper(offline: Store, online: Store) -> Mixture[WindowBatch[Any]]:
     source = trajectory_buffer(offline, online, CONFIG, minimum=LENGTH, seed=3)
     return Mixture([source], WindowBatchBuilder(LENGTH, RULE), batch=256, seed=3)
 
@@ -62,7 +62,7 @@ def critic(offline: Store, online: Store) -> Mixture[TransitionBatch[Any]]:
     )
 
 
-def recency(offline: Store, online: Store) -> Mixture[SegmentBatch[Any]]:
+def recency(offline: Store, online: Store) -> Mixture[WindowBatch[Any]]:
     sources = [
         MixtureSource(name="offline", view=offline, selection=by_length, share=fixed(0.25)),
         MixtureSource(name="online", view=online, selection=recent(2), share=fixed(0.75)),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from m3pc.core.returns import ReturnRule
 from m3pc.core.rng import CRITIC_BATCH
-from m3pc.types import Episode, InputError, SegmentBatch, TransitionBatch
+from m3pc.types import Episode, InputError, TransitionBatch, WindowBatch
 from replay.sampling.mixture import Mixture, MixtureSource, Share, divided, fixed
 from replay.sampling.sampler import Sampler, WindowBatchBuilder
 from replay.sampling.selectors import Selection, alike, by_length, by_pieces
@@ -20,8 +20,8 @@ from tests.support.episodes.episodes import numbered
 from tests.support.episodes.live_view import LiveStore, live
 
 T = 4
-RULE = ReturnRule(horizon=1000)
-Pieces = Mixture[SegmentBatch[NDArray[Any]]]
+RULE = ReturnRule(max_episode_steps=1000)
+Pieces = Mixture[WindowBatch[NDArray[Any]]]
 Steps = Mixture[TransitionBatch[NDArray[Any]]]
 
 

@@ -17,7 +17,7 @@ from tests.support.episodes.live_view import live
 
 LENGTHS = [5, 3, 9, 4, 12]
 LENGTH = 4
-RULE = ReturnRule(horizon=1000)
+RULE = ReturnRule(max_episode_steps=1000)
 
 
 def make(path: Path, *, segment_bytes: int) -> Store:

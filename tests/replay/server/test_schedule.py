@@ -16,7 +16,10 @@ def schedule(
     per_step: float, per_episode: int, *, slack: int = 0, horizon: int = 100
 ) -> UpdateSchedule:
     return UpdateSchedule(
-        updates_per_step=per_step, updates_per_episode=per_episode, horizon=horizon, slack=slack
+        updates_per_step=per_step,
+        updates_per_episode=per_episode,
+        max_episode_steps=horizon,
+        slack=slack,
     )
 
 

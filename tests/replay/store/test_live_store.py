@@ -196,7 +196,7 @@ def test_a_log_shorter_than_its_mark_is_damage_where_it_was_synced(
 def test_a_log_of_another_store_is_refused(other: str, path: Path, tmp_path: Path) -> None:
     """Of one with other settings and as many segments; of one with the same and fewer."""
     write_live(path)
-    header = HEADER.model_copy(update={"horizon": 99}) if other == "header" else HEADER
+    header = HEADER.model_copy(update={"max_episode_steps": 99}) if other == "header" else HEADER
     with Writer(tmp_path / "other", header, ROOMY) as writer:
         for number in range(3 if other == "header" else 0):
             send(writer, range(number, number + 1))

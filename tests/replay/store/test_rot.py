@@ -122,7 +122,7 @@ def fixed_log(content: bytes, salt: bytes) -> bytes:
         if place + FRAME.size > len(found):
             break
         fields = FRAME.unpack_from(found, place)
-        ended, steps = fields[3], min(fields[9], HEADER.horizon)
+        ended, steps = fields[3], min(fields[9], HEADER.max_episode_steps)
         end = place + FRAME.size + (0 if ended == log.SKIPPED else log._size(HEADER, steps))
         parts = [found[place + 8 : place + FRAME.size], found[place + FRAME.size : end]]
         found[place + 4 : place + 8] = log._checksum([bytes(part) for part in parts], salt)

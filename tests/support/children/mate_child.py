@@ -161,9 +161,9 @@ def noise(group: ProcessGroup) -> list[list[float]]:
     """What is drawn before, inside and after `own_noise`."""
     torch.manual_seed(7)
     before = torch.rand(3)
-    with group.own_noise():
+    with group.per_rank_rng():
         inside = torch.rand(3)
-    group.together()  # nobody leaves while the other still comes
+    group.barrier()  # nobody leaves while the other still comes
     return [x.tolist() for x in (before, inside, torch.rand(3))]
 
 
@@ -190,10 +190,10 @@ def along(group: ProcessGroup, run: str, bad_from: int = 1 << 40) -> Any:
 
 def hang(group: ProcessGroup) -> None:
     """The second stops after the first meeting; the first waits for another."""
-    group.together()
+    group.barrier()
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
-    group.together()
+    group.barrier()
 
 
 TASKS: Mapping[str, Callable[..., Any]] = {

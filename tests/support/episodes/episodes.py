@@ -22,7 +22,7 @@ def numbered(number: int, length: int, *, terminated: bool = False, states: int 
         seed=number + 100,
         version=number + 7,
         last_version=number + 9,
-        condition=number / 2 if number % 3 else math.nan,
+        target_return=number / 2 if number % 3 else math.nan,
         utility=-number / 4,
     )
 
@@ -30,7 +30,9 @@ def numbered(number: int, length: int, *, terminated: bool = False, states: int 
 def header(
     *, states: int = 2, actions: int = 1, horizon: int = 1000, env: str | None = None
 ) -> Header:
-    return Header(states=states, actions=actions, horizon=horizon, env=env, source={"kind": "test"})
+    return Header(
+        states=states, actions=actions, max_episode_steps=horizon, env=env, source={"kind": "test"}
+    )
 
 
 def same(one: Episode, other: Episode) -> bool:
@@ -40,5 +42,5 @@ def same(one: Episode, other: Episode) -> bool:
     )
     names = ("terminated", "truncated", "seed", "version", "last_version")
     plain = all(getattr(one, name) == getattr(other, name) for name in names)
-    measured = [[e.condition, e.utility] for e in (one, other)]
+    measured = [[e.target_return, e.utility] for e in (one, other)]
     return arrays and plain and np.array_equal(measured[0], measured[1], equal_nan=True)

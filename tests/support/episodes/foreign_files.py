@@ -153,7 +153,11 @@ def episode(rng: np.random.Generator, length: int, **flags: bool) -> Episode:
 def write_small_store(path: Path, rng: np.random.Generator, name: str = "toy") -> Path:
     """Two segments of two episodes each."""
     header = Header(
-        states=STATES, actions=ACTIONS, horizon=10, env=None, source={"kind": "test", "name": name}
+        states=STATES,
+        actions=ACTIONS,
+        max_episode_steps=10,
+        env=None,
+        source={"kind": "test", "name": name},
     )
     endings: tuple[dict[str, bool], ...] = (
         {"terminated": True},

@@ -25,10 +25,10 @@ class FakePlanner:
         rows = zip(states, window.seeds, window.steps, strict=True)
         return Decision(
             actions=np.stack([self.act(state, int(seed), int(step)) for state, seed, step in rows]),
-            conditions=(100 - window.steps).astype(np.float32),
+            target_returns=(100 - window.steps).astype(np.float32),
             utilities=(window.seeds % 97).astype(np.float32),
-            effective=np.full(len(window), 2, np.float32),
-            spread=np.full(len(window), np.nan, np.float32),
+            effective_candidates=np.full(len(window), 2, np.float32),
+            utility_std=np.full(len(window), np.nan, np.float32),
             version=next(self._versions),
         )
 

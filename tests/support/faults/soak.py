@@ -92,7 +92,7 @@ class Soak:
         self._view = self._view or Store(self._path)
         for _ in range(LOOKS):
             self._view = self._view.later()
-        rule = ReturnRule(horizon=1000)
+        rule = ReturnRule(max_episode_steps=1000)
         sampler = Sampler(self._view, length=PIECE, batch=BATCH, seed=0, returns=rule)
         states = sampler.batch(self.sent).states
         assert (np.diff(states[..., 1]) == 1).all()  # steps of one episode, in order

@@ -77,7 +77,7 @@ class Recorder:
             config=OTHER,
             state_size=S,
             action_size=A,
-            horizon=30,
+            max_episode_steps=30,
             env=None,
             tensors=gather(
                 self.model,

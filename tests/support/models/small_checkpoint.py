@@ -43,7 +43,7 @@ def training(seed: int = 0) -> dict[str, Tensor]:
 def whole(found: Checkpoint) -> tuple[object, ...]:
     """Everything that was read, the tensors by their bytes."""
     w = found.weights
-    about = (w.version, w.config, w.state_size, w.action_size, w.horizon, w.env)
+    about = (w.version, w.config, w.state_size, w.action_size, w.max_episode_steps, w.env)
     return *about, tensors_digest(w.tensors), tensors_digest(found.training), dict(found.progress)
 
 
@@ -68,7 +68,7 @@ def add(folder: Path, seed: int, keep: int = 2, number: int | None = None) -> Pa
 @cache
 def expected(seed: int) -> tuple[object, ...]:
     w = weights(seed)
-    about = (w.version, w.config, w.state_size, w.action_size, w.horizon, w.env)
+    about = (w.version, w.config, w.state_size, w.action_size, w.max_episode_steps, w.env)
     progress = PROGRESS | {"model_updates": seed}
     return *about, w.digest, tensors_digest(training(seed)), progress
 

@@ -12,7 +12,7 @@ from m3pc.config.schema import Config
 from m3pc.model.btm import TrajectoryModel
 from m3pc.model.critic import Critic
 from m3pc.model.weights import Weights, gather
-from m3pc.types import SegmentBatch, Window
+from m3pc.types import Window, WindowBatch
 
 STATES, ACTIONS, HORIZON = 5, 2, 40
 TINY = {
@@ -60,7 +60,7 @@ def tiny_weights(
         config=config,
         state_size=states,
         action_size=actions,
-        horizon=HORIZON,
+        max_episode_steps=HORIZON,
         env=env,
         tensors=gather(
             model,
@@ -92,14 +92,14 @@ def rows(window: Window, index: list[int]) -> Window:
     return Window(**{name: getattr(window, name)[index] for name in window.__slots__})
 
 
-def segments(rows: int = 8, *, seed: int = 0, length: int = 8) -> SegmentBatch[NDArray[Any]]:
+def segments(rows: int = 8, *, seed: int = 0, length: int = 8) -> WindowBatch[NDArray[Any]]:
     """Random pieces, as a sampler gives them."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> NDArray[Any]:
         return rng.standard_normal((rows, length, *shape)).astype(np.float32)
 
-    return SegmentBatch(
+    return WindowBatch(
         states=normal(STATES),
         actions=np.tanh(normal(ACTIONS)),
         rewards=normal(),

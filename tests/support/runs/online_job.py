@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from m3pc.online.delivery_audit import Audit, audit
-from m3pc.online.run_control import told
+from m3pc.online.run_control import read_status
 from tests.support.episodes.shared_data import ROOT
 from tests.support.servers.waiting import eventually
 
@@ -36,7 +36,7 @@ class Job:
     @property
     def status(self) -> dict[str, Any]:
         """What it told last; nothing of an earlier process of the run."""
-        found = told(self.run)
+        found = read_status(self.run)
         return found if found.get("pid") == self.process.pid else {}
 
     @property
