@@ -30,7 +30,7 @@ import numpy as np
 
 from benchmarks.tables import table
 from m3pc.core.subprocesses import python_path
-from m3pc.robot_client import RobotClient, RobotSession
+from m3pc.robot_client import Planner, Session
 
 HZ = 20.0
 PROMISED = 4  # robots, none of whose answers is late
@@ -190,7 +190,7 @@ def robots(load: Load, results: Any) -> None:
 
 def _robot(load: Load, number: int, begin: float, found: list[tuple[float, float, int]]) -> None:
     rng = random.Random(number)
-    planner = RobotClient(load.address, load.token, binary=load.binary)
+    planner = Planner(load.address, load.token, binary=load.binary)
     terms = {"name": f"robot-{number}", "seed": number, "deadline_ms": load.deadline_ms}
     session = planner.session(**terms)
     state = [0.0] * session.told["state_size"]
@@ -209,7 +209,7 @@ def _robot(load: Load, number: int, begin: float, found: list[tuple[float, float
     planner.close()
 
 
-def _whole(planner: RobotClient, session: RobotSession, terms: dict[str, Any]) -> RobotSession:
+def _whole(planner: Planner, session: Session, terms: dict[str, Any]) -> Session:
     """The same session, or the next when it has all of its steps."""
     if session.steps < session.told["step_limit"]:
         return session

@@ -21,7 +21,7 @@ import gymnasium
 
 from m3pc.core.env_ids import refuse_strangers
 from m3pc.envs import make
-from m3pc.robot_client import ClientAnswer, RobotClient
+from m3pc.robot_client import ClientAnswer, Planner
 
 ARM = "robosuite/Lift"  # where a model does not say what it was trained for
 
@@ -52,7 +52,7 @@ class Clock:
             self._next -= left
 
 
-def play(planner: RobotClient, env: gymnasium.Env[Any, Any], hz: float, **terms: Any) -> Played:
+def play(planner: Planner, env: gymnasium.Env[Any, Any], hz: float, **terms: Any) -> Played:
     """One episode, one step a tick."""
     observation, _ = env.reset(seed=terms["seed"])
     clock, answers, round_trips, total = Clock(hz), [], [], 0.0
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     token = given.token_file.read_text() if given.token_file else None
-    planner = RobotClient(given.address, token)
+    planner = Planner(given.address, token)
     name = given.env or planner.weights()["env"] or ARM
     if not given.env:
         refuse_strangers(name, given.address)

@@ -50,7 +50,7 @@ class ClientAnswer(NamedTuple):
     told: Mapping[str, Any]  # all that the server said
 
 
-class RobotClient:
+class Planner:
     """A server. One connection, for one thread; several robots need one each."""
 
     def __init__(
@@ -82,11 +82,11 @@ class RobotClient:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token.strip()}"
 
-    def session(self, **terms: Any) -> "RobotSession":
+    def session(self, **terms: Any) -> "Session":
         """A new episode: mode, ratio, target, goal, waypoints, seed, name, step_limit,
         deadline_ms, explore. Asked again because an answer was lost, it is the same one."""
         key = secrets.token_hex(KEY_BYTES)
-        return RobotSession(self, self.ask("POST", "/v1/sessions", {"key": key, **terms}))
+        return Session(self, self.ask("POST", "/v1/sessions", {"key": key, **terms}))
 
     def weights(self) -> Mapping[str, Any]:
         """What answers."""
@@ -119,7 +119,7 @@ class RobotClient:
     def close(self) -> None:
         self._connection.close()
 
-    def __enter__(self) -> "RobotClient":
+    def __enter__(self) -> "Planner":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -153,11 +153,11 @@ class RobotClient:
         return found | {name: list(_numbers(found[name])) for name in VECTORS if name in found}
 
 
-class RobotSession:
+class Session:
     """One episode of one robot: `end` it to have it kept. Left by an exception it is dropped,
     unless server or network failed: then the server keeps what it knows, as cut short."""
 
-    def __init__(self, planner: RobotClient, told: Mapping[str, Any]) -> None:
+    def __init__(self, planner: Planner, told: Mapping[str, Any]) -> None:
         self._planner, self.told = planner, told  # sizes, mode, limits: see the server's Opened
         self._path = f"/v1/sessions/{told['session']}"
         self.steps = 0  # answered
@@ -211,7 +211,7 @@ class RobotSession:
             if refused.status != 404:
                 raise
 
-    def __enter__(self) -> "RobotSession":
+    def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:

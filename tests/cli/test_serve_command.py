@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from m3pc.model.weights import to_bytes
-from m3pc.robot_client import RefusedError, RobotClient
+from m3pc.robot_client import RefusedError, Planner
 from m3pc.serving.server import ServeConfig, _listen, _socket
 from m3pc.serving.weights_follower import PublishedVersions
 from m3pc.types import InputError, Version
@@ -44,7 +44,7 @@ def token(tmp_path: Path) -> Path:
     return tmp_path / "token"
 
 
-def walk(planner: RobotClient, steps: int, **terms: Any) -> Any:
+def walk(planner: Planner, steps: int, **terms: Any) -> Any:
     """A session after so many steps, each of which brought 1."""
     session = planner.session(**terms)
     for step in range(steps):
@@ -58,7 +58,7 @@ def test_a_token_is_made_for_its_owner_and_asked_for(path: Path, token: Path) ->
         assert served.planner().weights()["version"] == "0-7"
         for other in (None, "wrong"):
             with (
-                RobotClient(served.address, other, timeout=PATIENCE) as planner,
+                Planner(served.address, other, timeout=PATIENCE) as planner,
                 pytest.raises(RefusedError) as refused,
             ):
                 planner.weights()

@@ -87,7 +87,7 @@ def test_bad_columns_of_d4rl_are_refused(name: str, tmp_path: Path) -> None:
 
 def test_an_episode_longer_than_the_horizon_is_refused(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "bad.hdf5", transitions(np.random.default_rng(1)))
-    found = refusal(path, tmp_path / "out", horizon=4)
+    found = refusal(path, tmp_path / "out", max_episode_steps=4)
     assert "episode 0 has 5 steps, more than the step limit 4" in found
 
 

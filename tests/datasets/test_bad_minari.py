@@ -52,14 +52,14 @@ def test_bad_metadata_of_minari_is_refused(name: str, tmp_path: Path) -> None:
     change, word = METADATA[name]
     folder = minari(tmp_path)
     edit_metadata(folder, change)
-    assert word in refusal(folder, tmp_path / "out", horizon=9)
+    assert word in refusal(folder, tmp_path / "out", max_episode_steps=9)
 
 
 def test_minari_metadata_that_is_no_json_is_refused(tmp_path: Path) -> None:
     folder = minari(tmp_path)
     for content in (b"", b"\xff\x00garbage", b"[]", b"[" * 100_000):
         (folder / "data" / "metadata.json").write_bytes(content)
-        found = refusal(folder, tmp_path / "out", horizon=9)
+        found = refusal(folder, tmp_path / "out", max_episode_steps=9)
         assert "metadata.json is not JSON" in found or "RecursionError" in found
 
 
@@ -83,8 +83,8 @@ def test_no_code_that_minari_metadata_names_is_run(space: str, tmp_path: Path) -
     ("change", "word"),
     [
         ({"id": "evil:Pendulum-v1"}, "'evil:Pendulum-v1' would load a module"),
-        ({"max_episode_steps": -1}, "horizon is -1"),
-        ({"max_episode_steps": "many"}, "horizon is 'many'"),
+        ({"max_episode_steps": -1}, "max_episode_steps is -1"),
+        ({"max_episode_steps": "many"}, "max_episode_steps is 'many'"),
     ],
 )
 def test_bad_specs_of_minari_environments_are_refused(
@@ -120,7 +120,7 @@ def test_links_and_circles_inside_minari_files_are_refused_or_harmless(tmp_path:
     ):
         with h5py.File(main, "a") as file:
             trick(file, rewards)
-        assert word in refusal(folder, out, horizon=9)
+        assert word in refusal(folder, out, max_episode_steps=9)
         with h5py.File(main, "a") as file:
             del file["rewards"]
 
@@ -129,24 +129,24 @@ def test_minari_data_of_other_kinds_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "does not say its step limit; give --horizon" in refusal(minari(tmp_path), out)
     folder = tmp_path / "minari" / "toy" / "pendulum-v0"
-    assert "so --keys a cannot be chosen" in refusal(folder, out, horizon=9, keys=("a",))
+    assert "so --keys a cannot be chosen" in refusal(folder, out, max_episode_steps=9, keys=("a",))
     edit_metadata(
         folder, lambda m: m.update(action_space=m["action_space"].replace("2.0", "0.001"))
     )
-    assert "an action reaches" in refusal(folder, out, horizon=9)
+    assert "an action reaches" in refusal(folder, out, max_episode_steps=9)
     edit_metadata(
         folder, lambda m: m.update(action_space=m["action_space"].replace("0.001", "Infinity"))
     )
-    assert "expected a Box with finite bounds" in refusal(folder, out, horizon=9)
+    assert "expected a Box with finite bounds" in refusal(folder, out, max_episode_steps=9)
     (folder / "data" / "main_data.hdf5").write_bytes(b"")
-    assert "main_data.hdf5 is not readable as HDF5" in refusal(folder, out, horizon=9)
+    assert "main_data.hdf5 is not readable as HDF5" in refusal(folder, out, max_episode_steps=9)
     (folder / "data" / "main_data.hdf5").unlink()
-    assert "not readable as a Minari data set" in refusal(folder, out, horizon=9)
+    assert "not readable as a Minari data set" in refusal(folder, out, max_episode_steps=9)
 
 
 def test_discrete_actions_of_minari_are_refused(tmp_path: Path) -> None:
     recorded = swing(np.random.default_rng(8), 4, ended="cut")
     recorded["actions"] = np.zeros(4, np.int64)
     folder = write_minari(tmp_path / "minari", [recorded], action_space=Discrete(2))
-    found = refusal(folder, tmp_path / "out", horizon=9)
+    found = refusal(folder, tmp_path / "out", max_episode_steps=9)
     assert "actions are in Discrete(2); expected a Box" in found

@@ -288,7 +288,7 @@ def test_a_bomb_in_a_data_set_of_arrow_files_is_refused(tmp_path: Path) -> None:
     columns = [zeros(kind, rows) for kind in batch.schema.types]
     part.write_bytes(packed(pa.record_batch(columns, schema=batch.schema), "zstd"))
     assert part.stat().st_size < 1 << 20
-    refusal(folder, tmp_path / "out", horizon=9)
+    refusal(folder, tmp_path / "out", max_episode_steps=9)
 
 
 # Columns of a store are mapped, so whoever opens one holds what its files hold and no more.
@@ -359,7 +359,7 @@ def test_a_folder_of_anything_but_its_own_files_is_refused(
     recorded = swing(np.random.default_rng(7), 4, ended="cut")
     folder = write_minari(tmp_path / "minari", [recorded])
     make(folder / "data" / "main_data.hdf5")
-    found = refusal(folder, tmp_path / "out", horizon=9)
+    found = refusal(folder, tmp_path / "out", max_episode_steps=9)
     assert words in found
 
 

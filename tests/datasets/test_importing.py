@@ -75,7 +75,7 @@ def test_d4rl_with_successors_keeps_every_step_and_final_state(
 ) -> None:
     columns = transitions(np.random.default_rng(1))
     path = write_hdf5(tmp_path / "toy.hdf5", layout(columns))
-    episodes = bring(path, tmp_path / "out", horizon=HORIZON)
+    episodes = bring(path, tmp_path / "out", max_episode_steps=HORIZON)
     assert endings(episodes) == "tc-"
     for found, part in zip(episodes, pieces(columns), strict=True):
         walk = np.concatenate([part["observations"], part["next_observations"][-1:]])
@@ -87,7 +87,7 @@ def test_d4rl_v0_ends_episodes_by_the_clock_and_drops_steps_that_lead_nowhere(
 ) -> None:
     columns = transitions(np.random.default_rng(2))
     path = write_hdf5(tmp_path / "toy.hdf5", as_v0(columns))
-    terminated, timed_out, cut = bring(path, tmp_path / "out", horizon=HORIZON)
+    terminated, timed_out, cut = bring(path, tmp_path / "out", max_episode_steps=HORIZON)
     assert endings([terminated, timed_out, cut]) == "tc-"
     first, second, third = pieces(columns)
     # A terminal's successor is unknown but never used, so its step stays.
@@ -103,7 +103,7 @@ def test_without_time_outs_the_clock_counts_from_the_last_end(tmp_path: Path) ->
     columns = transitions(np.random.default_rng(3))
     del columns["timeouts"]
     path = write_hdf5(tmp_path / "toy.hdf5", columns)
-    episodes = bring(path, tmp_path / "out", horizon=3)
+    episodes = bring(path, tmp_path / "out", max_episode_steps=3)
     # 5 steps to the terminal, then 7 to where the states jump, then 4 to the end of the file.
     assert [len(e) for e in episodes] == [3, 2, 3, 3, 1, 3, 1]
     assert endings(episodes) == "ctcc-c-"
@@ -113,7 +113,7 @@ def test_a_jump_after_exactly_the_step_limit_is_the_clock(tmp_path: Path) -> Non
     columns = transitions(np.random.default_rng(3))
     del columns["timeouts"]
     path = write_hdf5(tmp_path / "toy.hdf5", columns)
-    assert endings(bring(path, tmp_path / "out", horizon=LENGTHS[1])) == "tc-"
+    assert endings(bring(path, tmp_path / "out", max_episode_steps=LENGTHS[1])) == "tc-"
 
 
 def test_a_rounding_of_successors_is_no_jump(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_robomimic_without_successors_keeps_the_step_that_ended_the_task(tmp_pat
         without_successors(demonstration(rng, 5, done=False)),
     ]
     path = write_robomimic(tmp_path / "toy.hdf5", demos)
-    success, stopped = bring(path, tmp_path / "out", keys=("object",), horizon=5)
+    success, stopped = bring(path, tmp_path / "out", keys=("object",), max_episode_steps=5)
     assert endings([success, stopped]) == "tc"
     objects = demos[0]["obs/object"]
     assert same(success, states=np.concatenate([objects, objects[-1:]]))
@@ -232,7 +232,7 @@ def test_minari_maps_actions_from_their_bounds_to_one(tmp_path: Path) -> None:
     recorded = [swing(rng, 4, ended=how) for how in ("terminated", "truncated", "cut")]
     recorded[0]["actions"][:, 0] = (-2.0, 0.0, 1.0, 2.0)
     folder = write_minari(tmp_path / "minari", recorded)
-    episodes = bring(folder, tmp_path / "out", horizon=9)
+    episodes = bring(folder, tmp_path / "out", max_episode_steps=9)
     assert endings(episodes) == "tc-"
     assert episodes[0].actions[:, 0].tolist() == [-1.0, 0.0, 0.5, 1.0]
     for found, swung in zip(episodes, recorded, strict=True):
@@ -258,7 +258,7 @@ def test_a_minari_id_is_found_in_the_folder_that_minari_uses(
     recorded = [swing(np.random.default_rng(14), 4, ended="truncated")]
     write_minari(tmp_path / "minari", recorded)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    (found,) = bring("minari:toy/pendulum-v0", tmp_path / "out", horizon=9)
+    (found,) = bring("minari:toy/pendulum-v0", tmp_path / "out", max_episode_steps=9)
     assert same(found, states=recorded[0]["observations"])
 
 

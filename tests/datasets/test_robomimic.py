@@ -332,7 +332,7 @@ def test_a_longer_demonstration_ends_at_the_limit(tmp_path: Path) -> None:
     (found,) = bring(path, tmp_path / "out").episodes()
     assert len(found) == 400
     assert (found.terminated, found.truncated) == (False, True)
-    (longer,) = bring(path, tmp_path / "longer", horizon=1000).episodes()
+    (longer,) = bring(path, tmp_path / "longer", max_episode_steps=1000).episodes()
     assert (len(longer), longer.terminated) == (421, True)
 
 

@@ -72,14 +72,14 @@ SLOW_IMPORT = """
 import sys
 from pathlib import Path
 import m3pc.datagen.importing as run
-from m3pc.datasets.source import Options
+from m3pc.datasets.source import ImportOptions
 
 source, out, pid_file, deed = sys.argv[1:]
 real = run.run_limited
 run.run_limited = lambda module, job, *rest: real(
     "tests.support.children.unruly_child", job | {"deed": deed, "pid_file": pid_file}, *rest
 )
-run.ingest(source, Path(out), Options(), run.Limits(seconds=100), lambda progress: None)
+run.ingest(source, Path(out), ImportOptions(), run.SandboxLimits(seconds=100), lambda progress: None)
 """
 
 

@@ -27,7 +27,7 @@ def functions_in(file: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("threat", THREATS)
 def test_every_threat_has_tests_that_exist(threat: str) -> None:
-    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", row(threat))
+    named = re.findall(r"`([\w/]*test_\w+\.py)::(test_\w+)`", row(threat))
     assert named
     assert [pair for pair in named if pair[1] not in functions_in(pair[0])] == []
 

@@ -13,7 +13,7 @@ from planner.policy import Policy
 from planner.requests import in_pieces
 from tests.support.models.small_weights import rows, tiny_config, tiny_weights, windows
 
-NAMES = ("actions", "conditions", "utilities", "effective", "spread")
+NAMES = ("actions", "target_returns", "utilities", "effective_candidates", "utility_std")
 # Each of its own, so that no two can be mistaken for each other.
 TUNED: dict[str, Any] = {
     "planner__m__spread": 0.7,

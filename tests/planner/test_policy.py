@@ -295,7 +295,7 @@ def test_many_environments_get_the_answers_that_each_gets_alone(mode: str, explo
     together = policy.decide(window, explore=explore)
     for row in range(len(window)):
         alone = policy.decide(rows(window, [row]), explore=explore)
-        for name in ("actions", "conditions", "utilities", "effective", "spread"):
+        for name in ("actions", "target_returns", "utilities", "effective_candidates", "utility_std"):
             one, other = getattr(alone, name)[0], getattr(together, name)[row]
             # Utilities near each other are put on one scale, and with them their rounding.
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from m3pc import robot_client
 from m3pc.evaluation.agent import Agent
-from m3pc.robot_client import RefusedError, RobotClient, packed, unpacked
+from m3pc.robot_client import RefusedError, Planner, packed, unpacked
 from planner.policy import Policy
 from replay.store.store import Store
 from tests.support.episodes.shared_data import ROOT
@@ -143,7 +143,7 @@ def test_the_program_that_is_shown_tells_each_reward_once(
     monkeypatch.setitem(sys.modules, "robot_client", robot_client)
     program = SHOWN[place].replace("http://127.0.0.1:8400", served.address)
     names: dict[str, Any] = {"robot": Robot(), "observation": [0, 0, 0], "token": served.token}
-    exec(program, {"Planner": RobotClient, "Path": Path} | names, names)
+    exec(program, {"Planner": Planner, "Path": Path} | names, names)
     with served.planner() as planner:
         told = planner.ask("GET", names["session"]._path)
     assert (told["steps"], told["total"], told["ended"]) == (5, 5.0, True)
@@ -215,7 +215,7 @@ def test_a_question_that_gets_no_answer_is_asked_again_as_it_was() -> None:
             return
         reply(handler, 200, {"done": True})
 
-    with pretended(handle) as address, RobotClient(address) as planner:
+    with pretended(handle) as address, Planner(address) as planner:
         assert planner.ask("POST", "/x", {"step": 4}) == {"done": True}
     assert len(asked) == 3 and len(set(asked)) == 1
 
@@ -229,7 +229,7 @@ def test_it_is_not_asked_for_ever() -> None:
 
     with (
         pretended(handle) as address,
-        RobotClient(address) as planner,
+        Planner(address) as planner,
         pytest.raises((OSError, HTTPException)),
     ):
         planner.ask("POST", "/x", {"step": 4})
@@ -247,7 +247,7 @@ def test_a_server_that_is_busy_is_asked_later() -> None:
         else:
             reply(handler, 200, {"done": True})
 
-    with pretended(handle) as address, RobotClient(address) as planner:
+    with pretended(handle) as address, Planner(address) as planner:
         assert planner.ask("POST", "/x", {}) == {"done": True}
 
 
@@ -260,7 +260,7 @@ def test_a_no_is_a_no() -> None:
 
     with (
         pretended(handle) as address,
-        RobotClient(address) as planner,
+        Planner(address) as planner,
         pytest.raises(RefusedError, match="not this step") as no,
     ):
         planner.ask("POST", "/x", {})
@@ -290,7 +290,7 @@ def test_an_episode_is_dropped_by_its_robot_and_not_by_a_failure(
 
     with (
         pretended(handle) as address,
-        RobotClient(address) as planner,
+        Planner(address) as planner,
         pytest.raises((OSError, HTTPException, RefusedError, ZeroDivisionError)),
         planner.session() as session,
     ):
@@ -312,7 +312,7 @@ def test_who_is_not_there_any_more_has_left() -> None:
         else:
             reply(handler, 404, {"detail": "no such session"})
 
-    with pretended(handle) as address, RobotClient(address) as planner, planner.session():
+    with pretended(handle) as address, Planner(address) as planner, planner.session():
         pass
     assert methods == ["POST", "DELETE", "DELETE"]
 
@@ -344,7 +344,7 @@ def test_a_server_behind_a_proxy_is_asked_under_its_path() -> None:
 
     with pretended(handle) as address:
         for prefix in ("", "/", "/m3pc", "/m3pc/"):
-            with RobotClient(address + prefix) as planner:
+            with Planner(address + prefix) as planner:
                 planner.weights()
     assert paths == ["/v1/weights"] * 2 + ["/m3pc/v1/weights"] * 2
 
@@ -359,15 +359,15 @@ def test_https_is_spoken_where_the_address_says_so() -> None:
 
         found = pool.submit(first_byte)
         address = f"https://127.0.0.1:{server.getsockname()[1]}"
-        with RobotClient(address, timeout=PATIENCE) as planner, pytest.raises(OSError):
+        with Planner(address, timeout=PATIENCE) as planner, pytest.raises(OSError):
             planner._exchange("GET", "/v1/weights", None)
         assert found.result(PATIENCE) == b"\x16", "a TLS handshake"
-    assert RobotClient("https://a.example")._connection.port == 443
+    assert Planner("https://a.example")._connection.port == 443
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["msgpack", "json"])
 def test_scalars_of_numpy_are_numbers_and_truths(binary: bool) -> None:
-    with RobotClient("http://a", binary=binary) as planner:
+    with Planner("http://a", binary=binary) as planner:
         given_ = {"reward": np.float32(0.5), "terminated": np.bool_(True), "seed": np.int64(3)}
         found = planner._encoded(given_)
         plain = unpacked(found) if binary else json.loads(found)
@@ -390,7 +390,7 @@ def test_a_server_says_when_to_ask_again_in_seconds_or_by_a_date(told: str, seco
 @pytest.mark.parametrize("address", ["127.0.0.1:8400", "ftp://a", "http://", ""])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="give one like"):
-        RobotClient(address)
+        Planner(address)
 
 
 # Its own msgpack

@@ -121,7 +121,7 @@ def test_a_server_answers_bytes_as_it_answers_requests() -> None:
 def test_a_decision_is_only_as_long_as_its_numbers() -> None:
     decision = Decision(
         actions=np.zeros((2, 3), np.float32),
-        **{name: np.zeros(2, np.float32) for name in ("conditions", "utilities", "effective")},
+        **{name: np.zeros(2, np.float32) for name in ("target_returns", "utilities", "effective_candidates")},
         utility_std=np.zeros(2, np.float32),
         version=0,
     )

@@ -19,7 +19,7 @@ from m3pc.config.schema import Config
 from m3pc.core.subprocesses import python_path
 from m3pc.model import checkpoint
 from m3pc.model.weights import Weights
-from m3pc.robot_client import RobotClient
+from m3pc.robot_client import Planner
 from m3pc.serving.app import application
 from m3pc.serving.recording import EpisodeRecording
 from m3pc.serving.service_spec import ServiceSpec
@@ -154,7 +154,7 @@ class Outside:
             command, env=os.environ | {"PYTHONPATH": python_path()}, stderr=self._log
         )
         self._told = b""
-        self._planners: list[RobotClient] = []
+        self._planners: list[Planner] = []
 
     @property
     def errors(self) -> bytes:
@@ -167,9 +167,9 @@ class Outside:
     def token(self) -> str | None:
         return self.token_file.read_text() if self.token_file else None
 
-    def planner(self, **options: Any) -> RobotClient:
+    def planner(self, **options: Any) -> Planner:
         """Closed with the server."""
-        made = RobotClient(self.address, self.token, timeout=PATIENCE, **options)
+        made = Planner(self.address, self.token, timeout=PATIENCE, **options)
         self._planners.append(made)
         return made
 
