@@ -14,9 +14,10 @@ APT_INSTALL := RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y --no
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
 export M3PC_OTHER_MUJOCO := $(CURDIR)/$(OTHER_ENGINE)
 
-.PHONY: quickstart test test-long services bench lint format clean
+.PHONY: quickstart test test-long services bench lint docs format clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/m3pc data info $(REPLAY) --png runs/quickstart/returns.png
@@ -50,6 +51,12 @@ lint: $(VENV)/.developer
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.tools.words
+	$(BIN)/mkdocs build --strict --quiet
+
+docs: $(VENV)/.developer
+	$(BIN)/mkdocs build --strict
+	@echo "Open site/index.html, or: $(BIN)/mkdocs serve"
 
 format: $(VENV)/.developer
 	$(BIN)/ruff check --fix .
@@ -81,4 +88,4 @@ $(OTHER_ENGINE)/.installed: | $(VENV)/.developer
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Whole episodes of many environments that ask one planner."""
+"""Complete episodes of many environments under one planner, for evaluations and local runs."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -18,27 +18,28 @@ def rollouts(
     planner: Planner,
     starts: Iterable[EpisodeStart],
     *,
-    window: int,
-    horizon: int,
     explore: bool = False,
     waypoints: Waypoints | None = None,
     on_step: OnStep = lambda envs, decision: None,
 ) -> Iterator[Rollout]:
-    """Play one episode a start; each comes out when it ends, until the starts run out.
+    """Play one episode a start and yield each when it ends, until the starts run out.
 
-    A slot whose episode ended takes the next start. The planner is asked once a step, about the
-    slots with an episode only; so if it answers row by row, an episode depends on its start alone,
-    not on the number of slots.
+    A slot whose episode ended takes the next start. The planner gets one request a step, with rows
+    for the slots with an episode only; so if it answers row by row, an episode depends on its start
+    alone, not on the number of slots.
     """
     step_limit(envs)  # refuses environments whose episodes may never end
-    fleet = VectorRollout(
-        GymVectorAdapter(envs), window=window, horizon=horizon, waypoints=waypoints
+    vector = VectorRollout(
+        GymVectorAdapter(envs),
+        window=planner.window,
+        horizon=planner.horizon,
+        waypoints=waypoints,
     )
     numbered = enumerate(starts)
     free = np.ones(envs.num_envs, np.bool_)
-    while fleet.begin(free, numbered):
-        decision = planner.decide(fleet.question(), explore=explore)
-        stepped = fleet.step(decision)
+    while vector.begin(free, numbered):
+        decision = planner.decide(vector.window(), explore=explore)
+        step = vector.step(decision)
         on_step(envs, decision)
-        yield from fleet.ended(stepped)
-        free = stepped.ended
+        yield from vector.ended(step)
+        free = step.ended

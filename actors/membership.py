@@ -1,4 +1,4 @@
-"""A rollout process among the others of a run: its incarnation, its heartbeat, what is newest."""
+"""A rollout process in the coordinator: its incarnation, its heartbeats, the newest weights."""
 
 import logging
 import threading
@@ -6,20 +6,21 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Final
 
-from m3pc.telemetry.catalogue import COORDINATOR_DOWN
+from m3pc.telemetry.catalogue import COORDINATOR_FAILURES
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Coordinator, CoordinatorUnavailableError
 
 CLOSE_SECONDS: Final = 2.0
+POINTER: Final = "weights"
 
 log = logging.getLogger(__name__)
 
 
 class Membership:
-    """A thread that registers, for as long as it takes, and then tells that it lives.
+    """A thread that registers the slot, for as long as it takes, and then sends heartbeats.
 
-    A coordinator that does not answer, or fails, changes nothing: the store itself shuts out
-    whoever has been replaced.
+    A coordinator that does not answer, or fails, changes nothing: the store itself refuses the
+    episodes of a process whose slot was given to another.
     """
 
     def __init__(
@@ -30,11 +31,10 @@ class Membership:
         recorder: Recorder,
         on_lost: Callable[[], None],
         period: float,
-        pointer: str = "weights",
     ) -> None:
         """`on_lost` is called once if a newer incarnation has the slot; `period`: seconds between
-        two heartbeats, or two trials to register."""
-        self._connect, self._slot, self._pointer, self._period = connect, slot, pointer, period
+        two heartbeats, or two attempts to register."""
+        self._connect, self._slot, self._period = connect, slot, period
         self._recorder, self._on_lost = recorder, on_lost
         self._stop, self._settled = threading.Event(), threading.Event()
         self._newest: int | None = None
@@ -43,7 +43,7 @@ class Membership:
         self._thread = threading.Thread(target=self._work, name="membership", daemon=True)
         self._thread.start()
 
-    def registered(self, timeout: float) -> bool:
+    def wait_registered(self, timeout: float) -> bool:
         """Whether there is an incarnation; RuntimeError if there never will be."""
         self._settled.wait(timeout)
         if self.failure:
@@ -51,7 +51,7 @@ class Membership:
         return self.incarnation >= 0
 
     def newest(self) -> int | None:
-        """Updates behind the newest published weights; None where nobody told."""
+        """Updates behind the newest published weights; None while that is unknown."""
         return self._newest
 
     def close(self) -> None:
@@ -61,26 +61,26 @@ class Membership:
     def _work(self) -> None:
         try:
             with closing(self._connect()) as coordinator:
-                while not self._stop.is_set() and self._serve(coordinator):
+                while not self._stop.is_set() and self._turn(coordinator):
                     self._stop.wait(self._period)
         except Exception as error:
             log.exception("event=membership-failed slot=%d", self._slot)
             self.failure = f"{type(error).__name__}: {error}"
             self._settled.set()
 
-    def _serve(self, coordinator: Coordinator) -> bool:
-        """One turn; False once the slot is lost. Whatever fails is tried again at the next one,
-        but for an unknown failure before there is an incarnation."""
+    def _turn(self, coordinator: Coordinator) -> bool:
+        """One heartbeat; False once the slot is lost. Whatever fails is tried again at the next
+        one, except for an unknown failure before there is an incarnation."""
         kept = True
         try:
-            kept = self._told(coordinator)
+            kept = self._beat(coordinator)
         except CoordinatorUnavailableError as error:
-            self._recorder.add(COORDINATOR_DOWN)
+            self._recorder.add(COORDINATOR_FAILURES)
             log.warning("event=coordinator-down slot=%d reason=%s", self._slot, error)
         except Exception:
             if self.incarnation < 0:
                 raise
-            self._recorder.add(COORDINATOR_DOWN)
+            self._recorder.add(COORDINATOR_FAILURES)
             log.exception("event=membership-failed slot=%d", self._slot)
         if self.incarnation >= 0:
             self._settled.set()
@@ -89,13 +89,13 @@ class Membership:
             self._on_lost()
         return kept
 
-    def _told(self, coordinator: Coordinator) -> bool:
-        """Register or tell that it lives, and learn what is newest; False if the slot is lost."""
+    def _beat(self, coordinator: Coordinator) -> bool:
+        """Register or send a heartbeat, and read the newest version; False if the slot is lost."""
         if self.incarnation < 0:
             self.incarnation = coordinator.register(self._slot)
             log.info("event=registered slot=%d incarnation=%d", self._slot, self.incarnation)
         elif not coordinator.heartbeat(self._slot, self.incarnation):
             return False
-        pointer = coordinator.read(self._pointer)
+        pointer = coordinator.read(POINTER)
         self._newest = pointer.version.number if pointer else None
         return True

@@ -1,21 +1,21 @@
-"""A rollout process under Ray. Logic belongs in collector.py.
+"""A rollout process under Ray. Logic belongs in rollout_worker.py.
 
-Ray restarts the process by itself; it comes back idle, and whoever drives the run sends it the
-order again. Nothing heavy is imported before the constructor has set the number of threads.
+Ray restarts the process by itself; it comes back idle, and the driver sends it its configuration
+again. Nothing heavy is imported before the constructor has set the number of threads.
 """
 
 import logging
 import os
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import ray
 
-from actors.reports import RolloutReport
+from actors.reports import RolloutStatus
 from m3pc.core.exit_codes import OK, TERMINATED
+from m3pc.telemetry.process_report import ProcessReport
 
 if TYPE_CHECKING:
     from actors.rollout_worker import RolloutConfig, RolloutWorker
@@ -29,42 +29,42 @@ log = logging.getLogger(__name__)
 # Ray's types do not know max_concurrency; more than 1 so that it answers while it drains.
 @ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, max_concurrency=4)  # type: ignore[call-overload]
 class RolloutActor:
+    """The Ray actor of one slot, around a `RolloutWorker`. Its methods are those of the worker."""
+
     def __init__(self, slot: int) -> None:
         self._slot = slot
-        self._collector: RolloutWorker | None = None
+        self._worker: RolloutWorker | None = None
         os.environ.update(ONE_THREAD)
         logging.basicConfig(level=logging.INFO)
         # Ray runs constructors in the main thread, where alone a handler may be set.
         signal.signal(signal.SIGTERM, self._terminated)
 
-    def start(self, order: "RolloutConfig") -> None:
+    def start(self, config: "RolloutConfig") -> None:
         from actors.rollout_worker import RolloutWorker
 
-        if self._collector is None:
-            self._collector = RolloutWorker(self._slot)
-        self._collector.start(order)
+        if self._worker is None:
+            self._worker = RolloutWorker(self._slot)
+        self._worker.start(config)
 
-    def report(self, after: int = -1) -> RolloutReport:
-        if self._collector is None:
-            return RolloutReport(state="idle", pid=os.getpid(), slot=self._slot)
-        return self._collector.report(after)
+    def report(self, after: int = -1) -> ProcessReport[RolloutStatus]:
+        if self._worker is None:
+            status = RolloutStatus(state="idle", slot=self._slot)
+            return ProcessReport(pid=os.getpid(), snapshot={}, detail=status)
+        return self._worker.report(after)
 
     def drain(self, seconds: float) -> int:
-        return self._collector.drain(seconds) if self._collector else 0
+        return self._worker.drain(seconds) if self._worker else 0
 
     def stop(self) -> None:
-        if self._collector:
-            self._collector.stop()
-
-    def loaded(self, module: str) -> bool:
-        return module in sys.modules
+        if self._worker:
+            self._worker.stop()
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
-        """In a thread: the main one has to serve Ray, and a second signal ends it at once."""
+        """Drain in a thread: the main one has to serve Ray. A second signal ends it at once."""
         signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
         threading.Thread(target=self._leave, name="leave").start()
 
     def _leave(self) -> None:
-        left = self.drain(DRAIN_SECONDS)
-        log.info("event=terminated slot=%d unacked=%d", self._slot, left)
-        os._exit(TERMINATED if left else OK)
+        unacked = self.drain(DRAIN_SECONDS)
+        log.info("event=terminated slot=%d unacked=%d", self._slot, unacked)
+        os._exit(TERMINATED if unacked else OK)

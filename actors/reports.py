@@ -1,10 +1,8 @@
-"""What a rollout process tells about itself. Loads no numpy: it is said before any work begins."""
+"""What a rollout process reports about itself. Loads no numpy: reports come before any work."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
-
-from m3pc.telemetry.recorder import Snapshot
 
 if TYPE_CHECKING:
     from m3pc.types import Episode
@@ -14,7 +12,7 @@ EpisodeOutcome = Literal["terminated", "truncated", "aborted"]
 
 
 class FinishedEpisode(NamedTuple):
-    """An episode that ended. Numbers go up by 1, so whoever asks often enough misses none."""
+    """An episode that ended. Numbers go up by 1, so a supervisor that polls often misses none."""
 
     number: int  # of this incarnation, from 0
     outcome: EpisodeOutcome
@@ -22,23 +20,24 @@ class FinishedEpisode(NamedTuple):
     length: int
     version: int  # `Version.packed` at its first step
     steps: int  # of all environments of this incarnation, when it ended
-    planned: float = math.nan  # what planning expected at its first step; NaN without planning
-    realised: float = math.nan  # what came of it, discounted as the plan was
+    planned: float = math.nan  # return that planning expected at its first step, or NaN
+    realised: float = math.nan  # the return that came, discounted as the plan was
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutReport:
+class RolloutStatus:
+    """The `detail` of a rollout process in its ProcessReport."""
+
     state: RolloutState
-    pid: int
     slot: int
     reason: str = ""  # why it ended or failed
     incarnation: int = -1  # -1 before it is registered
     unacked: int = 0  # episodes that the store has not acknowledged
-    snapshot: Snapshot = field(default_factory=dict)
     finished: tuple[FinishedEpisode, ...] = ()
 
 
 def outcome(episode: "Episode") -> EpisodeOutcome:
+    """How the episode ended."""
     if episode.terminated:
         return "terminated"
     return "truncated" if episode.truncated else "aborted"

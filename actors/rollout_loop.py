@@ -1,5 +1,7 @@
-"""Collects episodes until it is told to stop: half of the environments step while a planner
-thinks about the other half. E environments of a half, A action.
+"""Collects episodes until `stop` is called. E environments of a buffer, A action.
+
+The environments form two buffers that take turns (double buffering): one steps while a planner
+decides for the other.
 """
 
 import logging
@@ -15,13 +17,14 @@ import numpy as np
 
 from actors.outbox import Outbox
 from actors.reports import FinishedEpisode, outcome
-from actors.vector_rollout import BoolArray, Rollout, VectorEnvs, VectorRollout
+from actors.vector_rollout import Rollout, VectorEnvs, VectorRollout
 from m3pc.config.schema import Mode
 from m3pc.core.rng import NOISE, counter_stream
 from m3pc.core.seeding import EpisodeStart
 from m3pc.telemetry.catalogue import ACTOR_BLOCKED, ACTOR_STEPPING, ENV_STEPS, EPISODES
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import (
+    Booleans,
     Decision,
     Episode,
     Floats,
@@ -33,67 +36,64 @@ from m3pc.types import (
     Window,
 )
 
-RECENT: Final = 512  # finished episodes that are told
-PUT_SECONDS: Final = 0.1  # between two looks at whether to go on, while the outbox is full
-PAUSE_SECONDS: Final = 0.2  # before a planner is asked anew that is gone, or whose policy is old
-FAILED_SECONDS: Final = 5.0  # for the store to take what there is, if nobody gave a time
+MAX_FINISHED: Final = 512  # finished episodes that are kept for reports
+PUT_SECONDS: Final = 0.1  # how long to wait for a full outbox before testing whether to stop
+RETRY_SECONDS: Final = 0.2  # before a planner that is gone, or whose policy is old, is asked again
+FAILED_SECONDS: Final = 5.0  # for the store to take what there is, if no caller gave a time
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplorationConfig:
-    """How a worker acts."""
+    """How actions are chosen while data are collected."""
 
-    window: int
-    horizon: int
-    mode: Mode | None = None  # None: as the weights are configured
-    ratio: float | None = None  # times the best return; None: as the weights are configured
-    explore: bool = True
-    discount: float = 1.0  # of the returns that planning speaks of
-    noise: float = 0.0  # sigma of Gaussian noise on the actions of mode rcbc, instead of planning
-    patience: float = 10.0  # seconds without an answer, after which it is asked anew
-    pause_after: int = 5000  # updates behind the learner that stop acting by a policy
+    mode: Mode | None = None  # of the planner; None: as the weights are configured
+    discount: float = 1.0  # of the returns that the planner's utilities estimate
+    noise_scale: float = 0.0  # std of Gaussian noise on the actions of mode rcbc; 0: planning
+    planner_timeout: float = 10.0  # seconds without a decision, after which it is asked again
+    max_policy_lag: int = 5000  # updates behind the learner; an older policy is not acted on
 
-    def ask(self, window: Window) -> PlanRequest:
-        """With noise the policy's median, asked for the return that planning would ask for."""
-        noisy = bool(self.noise)
+    def request(self, window: Window) -> PlanRequest:
+        """With noise: the policy's median, for the return that planning would ask for."""
+        noisy = bool(self.noise_scale)
         return PlanRequest(
-            window=window,
-            mode="rcbc" if noisy else self.mode,
-            ratio=self.ratio,
-            explore=self.explore,
-            mean=noisy,
+            window=window, mode="rcbc" if noisy else self.mode, explore=True, mean=noisy
         )
 
-    def noisy(self, decision: Decision, window: Window) -> Decision:
-        """The answer with its noise: each row from its own episode's stream at its own step, so
-        the same in whatever company."""
-        if not self.noise:
+    def add_noise(self, decision: Decision, window: Window) -> Decision:
+        """Each row gets noise from its own episode's stream at its own step, so an episode does not
+        depend on which others are decided with it."""
+        if not self.noise_scale:
             return decision
         rows = zip(window.seeds.tolist(), window.steps.tolist(), strict=True)
         streams = (counter_stream(seed, step, NOISE) for seed, step in rows)
         size = decision.actions.shape[1]
-        drawn = np.stack([rng.standard_normal(size, dtype=np.float32) for rng in streams])
-        actions: Floats = np.clip(decision.actions + np.float32(self.noise) * drawn, -1, 1)
-        return replace(decision, actions=actions)
+        noise = np.stack([rng.standard_normal(size, dtype=np.float32) for rng in streams])
+        noisy: Floats = np.clip(decision.actions + np.float32(self.noise_scale) * noise, -1, 1)
+        return replace(decision, actions=noisy)
 
 
 @dataclass(slots=True)
 class _EnvBuffer:
-    fleet: VectorRollout
-    free: BoolArray
+    """Environments that step together, and the request that is open for them."""
+
+    rollout: VectorRollout
+    free: Booleans  # [E] slots without an episode
     window: Window | None = None
     pending: PendingDecision | None = None
 
 
 class RolloutLoop:
-    """One thread calls `run`; any other may call the rest."""
+    """The loop of a `RolloutWorker`: its environments, the planner and the outbox, step by step.
+
+    One thread calls `run`; any other may call the rest.
+    """
 
     def __init__(
         self,
-        halves: Sequence[VectorEnvs],
-        acting: ExplorationConfig,
+        buffers: Sequence[VectorEnvs],
+        exploration: ExplorationConfig,
         *,
         planner: PlannerEndpoint,
         outbox: Outbox,
@@ -103,25 +103,26 @@ class RolloutLoop:
         newest: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`newest`: updates of the learner, None where nobody knows."""
-        self._acting, self._planner, self._outbox, self._encode = acting, planner, outbox, encode
+        """`newest`: updates behind the newest published weights, None where that is unknown."""
+        self._exploration, self._planner = exploration, planner
+        self._outbox, self._encode = outbox, encode
         self._recorder, self._newest, self._clock = recorder, newest, clock
         self._numbered = enumerate(starts)
-        self._halves = [
+        self._buffers = [
             _EnvBuffer(
-                VectorRollout(envs, window=acting.window, horizon=acting.horizon),
+                VectorRollout(envs, window=planner.window, horizon=planner.horizon),
                 np.ones(envs.count, np.bool_),
             )
-            for envs in halves
+            for envs in buffers
         ]
         self._unsent: deque[tuple[bytes, int]] = deque()  # payload, steps
         self._stop, self._ended = threading.Event(), threading.Event()
         self._until: float | None = None  # when unsent episodes are given up, once stopped
-        self._finished: deque[FinishedEpisode] = deque(maxlen=RECENT)
-        self._steps = self._count = 0
+        self._finished: deque[FinishedEpisode] = deque(maxlen=MAX_FINISHED)
+        self._steps = self._episodes = 0
 
     def run(self) -> None:
-        """Until somebody says stop or the outbox ends; then unfinished episodes are cut."""
+        """Collect until `stop` is called or the outbox ends; then unfinished episodes are cut."""
         try:
             self._collect()
         finally:
@@ -148,107 +149,109 @@ class RolloutLoop:
 
     def finished(self, after: int = -1) -> list[FinishedEpisode]:
         """Episodes that ended, with numbers above `after`."""
-        return [found for found in tuple(self._finished) if found.number > after]
+        return [episode for episode in tuple(self._finished) if episode.number > after]
 
     def save(self, seconds: float) -> None:
-        """Cut all episodes and hand them in, as far as that goes within so many seconds."""
+        """Cut all episodes and send them, as far as that goes within so many seconds."""
         until = self._clock() + seconds
-        for half in self._halves:
-            for rollout in half.fleet.cut():
-                self._note(rollout)
-        while self._unsent and self._post(max(0.0, until - self._clock())):
+        for buffer in self._buffers:
+            for rollout in buffer.rollout.cut():
+                self._finish(rollout)
+        while self._unsent and self._put(max(0.0, until - self._clock())):
             pass
         if seconds > 0:
             self._outbox.flush(max(0.0, until - self._clock()))
 
     def _collect(self) -> None:
-        for half in self._halves:
-            self._open(half)
+        for buffer in self._buffers:
+            self._request(buffer)
         while True:
-            for half in self._halves:
-                decision = self._decision(half)
+            for buffer in self._buffers:
+                decision = self._decision(buffer)
                 if decision is None:
                     return
-                self._advance(half, decision)
+                self._step(buffer, decision)
+                while self._unsent and not self._stopping:
+                    self._put(PUT_SECONDS)
+                if not self._stopping:
+                    self._request(buffer)
 
-    def _open(self, half: _EnvBuffer) -> None:
-        """Begin episodes where none runs, and ask."""
+    def _request(self, buffer: _EnvBuffer) -> None:
+        """Begin episodes in the free slots, and ask the planner."""
         with self._timed_stepping():
-            half.fleet.begin(half.free, self._numbered)
-        half.window = half.fleet.question()
-        self._ask(half)
+            buffer.rollout.begin(buffer.free, self._numbered)
+        buffer.window = buffer.rollout.window()
+        buffer.pending = self._planner.ask(self._exploration.request(buffer.window))
 
-    def _ask(self, half: _EnvBuffer) -> None:
-        assert half.window is not None
-        half.pending = self._planner.ask(self._acting.ask(half.window))
-
-    def _advance(self, half: _EnvBuffer, decision: Decision) -> None:
-        assert half.window is not None
-        with self._timed_stepping():
-            stepped = half.fleet.step(self._acting.noisy(decision, half.window))
-        sound = int((~stepped.faulty).sum())
-        self._steps += sound
-        self._recorder.add(ENV_STEPS, sound)
-        for rollout in half.fleet.ended(stepped):
-            self._note(rollout)
-        half.free = stepped.ended
-        while self._unsent and not self._over:
-            self._post(PUT_SECONDS)
-        if not self._over:
-            self._open(half)
-
-    def _decision(self, half: _EnvBuffer) -> Decision | None:
-        """None when it is time to end."""
-        while not self._over:
-            decision = self._answer(half)
+    def _decision(self, buffer: _EnvBuffer) -> Decision | None:
+        """The planner's decision, asked for as often as it takes; None when it is time to end."""
+        assert buffer.window is not None
+        while not self._stopping:
+            decision = self._result(buffer)
             if decision is not None and not self._is_stale(decision):
                 return decision
             with self._blocked("planner" if decision is None else "stale"):
-                self._stop.wait(PAUSE_SECONDS)
-            self._ask(half)
+                self._stop.wait(RETRY_SECONDS)
+            buffer.pending = self._planner.ask(self._exploration.request(buffer.window))
         return None
 
-    def _answer(self, half: _EnvBuffer) -> Decision | None:
-        """None where there is no planner: it is asked anew, for as long as it takes."""
-        assert half.pending is not None and half.window is not None
+    def _result(self, buffer: _EnvBuffer) -> Decision | None:
+        """What the open request brings; None where no planner answers it."""
+        assert buffer.pending is not None and buffer.window is not None
         try:
             with self._blocked("planner"):
-                decision = half.pending.result(self._acting.patience, lambda: self._over)
+                decision = buffer.pending.result(
+                    self._exploration.planner_timeout, lambda: self._stopping
+                )
         except PlannerGoneError as error:
-            if not self._over:
+            if not self._stopping:
                 log.warning("event=planner-gone reason=%s", error)
             return None
-        return _sound(decision, len(half.window))
+        return _checked(decision, len(buffer.window))
 
     def _is_stale(self, decision: Decision) -> bool:
         newest = self._newest()
         if newest is None or decision.version < 0:
             return False
-        return newest - Version.unpacked(decision.version).number > self._acting.pause_after
+        lag = newest - Version.unpacked(decision.version).number
+        return lag > self._exploration.max_policy_lag
+
+    def _step(self, buffer: _EnvBuffer, decision: Decision) -> None:
+        assert buffer.window is not None
+        with self._timed_stepping():
+            step = buffer.rollout.step(self._exploration.add_noise(decision, buffer.window))
+        sound_steps = int((~step.faulty).sum())
+        self._steps += sound_steps
+        self._recorder.add(ENV_STEPS, sound_steps)
+        for rollout in buffer.rollout.ended(step):
+            self._finish(rollout)
+        buffer.free = step.ended
 
     @property
-    def _over(self) -> bool:
+    def _stopping(self) -> bool:
         return self._stop.is_set() or self._outbox.ended
 
-    def _note(self, rollout: Rollout) -> None:
+    def _finish(self, rollout: Rollout) -> None:
         episode = rollout.episode
         self._unsent.append((self._encode(episode), len(episode)))
         self._recorder.add(EPISODES, label=outcome(episode))
+        discounts = self._exploration.discount ** np.arange(len(episode), dtype=np.float64)
         self._finished.append(
             FinishedEpisode(
-                number=self._count,
+                number=self._episodes,
                 outcome=outcome(episode),
                 total=float(episode.rewards.sum(dtype=np.float64)),
                 length=len(episode),
                 version=episode.version,
                 steps=self._steps,
-                planned=float(rollout.utilities[0]),
-                realised=_discounted(episode.rewards, self._acting.discount),
+                planned=float(rollout.planning.utilities[0]),
+                realised=float(episode.rewards @ discounts),
             )
         )
-        self._count += 1
+        self._episodes += 1
 
-    def _post(self, seconds: float) -> bool:
+    def _put(self, seconds: float) -> bool:
+        """Hand the oldest unsent episode to the outbox, if it has room in time."""
         payload, steps = self._unsent[0]
         if self._outbox.put(payload, seconds, steps=steps):
             self._unsent.popleft()
@@ -272,12 +275,8 @@ class RolloutLoop:
             self._recorder.add(ACTOR_BLOCKED, self._clock() - begin, label=on)
 
 
-def _discounted(rewards: Floats, discount: float) -> float:
-    return float(rewards @ discount ** np.arange(len(rewards), dtype=np.float64))
-
-
-def _sound(decision: Decision, rows: int) -> Decision:
-    """A planner is another process: nothing it says may poison an episode."""
+def _checked(decision: Decision, rows: int) -> Decision:
+    """A planner is another process: no number of it may spoil an episode."""
     actions = decision.actions
     if len(actions) != rows or not np.isfinite(actions).all():
         raise ValueError(

@@ -11,41 +11,41 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from actors.ack_log import AckLog
-from actors.fault_tolerant_envs import FaultTolerantEnvs, StepWatchdog
+from actors.fault_tolerant_envs import FaultTolerantEnvs
 from actors.membership import Membership
-from actors.outbox import Outbox
-from actors.reports import RolloutReport, RolloutState
+from actors.outbox import AckLog, Outbox
+from actors.reports import RolloutState, RolloutStatus
 from actors.rollout_loop import ExplorationConfig, RolloutLoop
 from actors.watchdog import EnvWatchdog
 from m3pc.core.seeding import rollout_episodes
 from m3pc.envs import make
 from m3pc.telemetry.catalogue import ENV_FAULTS
+from m3pc.telemetry.process_report import ProcessReport
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Coordinator, Episode, EpisodeSink, PlannerEndpoint
 
-REGISTER_SECONDS: Final = 0.2  # between two looks at whether to go on, before registration
+REGISTER_SECONDS: Final = 0.2  # how long to wait for registration before testing whether to stop
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutConfig:
-    """What to collect, and by whose help. Small and picklable: it travels to another process."""
+    """What to collect, and with which services. Small and picklable: it is sent to a process."""
 
     env_id: str
     seed: int  # of the run
-    acting: ExplorationConfig
+    exploration: ExplorationConfig
     planner: PlannerEndpoint
     sink: EpisodeSink
     encode: Callable[[Episode], bytes]
     connect: Callable[[], Coordinator]
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)  # for gymnasium.make
     envs: int = 4
-    step_timeout: float = 30.0  # seconds
-    unacked: int = 32  # episodes that may wait for the store
+    step_timeout: float = 30.0  # seconds, after which an environment counts as hung
+    max_unacked: int = 32  # episodes that may wait for the store
     heartbeat: float = 2.0  # seconds between two
-    receipts: Path | None = None  # file for a line per acknowledged episode
+    ack_log: Path | None = None  # file for a line per acknowledged episode
 
 
 class WatchdogFactory(Protocol):
@@ -53,64 +53,68 @@ class WatchdogFactory(Protocol):
 
 
 class RolloutWorker:
-    """What the process of one slot does. Each `start` is a new incarnation."""
+    """What the process of one slot does: it registers, then runs a `RolloutLoop` in a thread.
+
+    Each `start` is a new incarnation.
+    """
 
     def __init__(
         self,
         slot: int,
         *,
-        watches: WatchdogFactory = EnvWatchdog,
+        make_watchdog: WatchdogFactory = EnvWatchdog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._slot, self._watches, self._clock = slot, watches, clock
+        self._slot, self._make_watchdog, self._clock = slot, make_watchdog, clock
         self._lock = threading.Lock()
-        self._forget()
+        self._reset()
         self._state: RolloutState = "idle"
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
+        """Forget the incarnation before."""
         self._recorder = Recorder()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._membership: Membership | None = None
         self._outbox: Outbox | None = None
-        self._worker: RolloutLoop | None = None
-        self._reason, self._left = "", 0.0
+        self._loop: RolloutLoop | None = None
+        self._reason, self._drain_seconds = "", 0.0
 
-    def start(self, order: RolloutConfig) -> None:
-        """Begin to collect, in a thread; while it runs already, nothing."""
+    def start(self, config: RolloutConfig) -> None:
+        """Begin to collect, in a thread; does nothing while it runs already."""
         with self._lock:
             if self._state in ("running", "draining"):
                 return
-            self._forget()
+            self._reset()
             self._state = "running"
             self._thread = threading.Thread(
-                target=self._work, args=(order,), name="collector", daemon=True
+                target=self._work, args=(config,), name="collector", daemon=True
             )
             self._thread.start()
 
-    def report(self, after: int = -1) -> RolloutReport:
+    def report(self, after: int = -1) -> ProcessReport[RolloutStatus]:
         """With the finished episodes whose numbers are above `after`."""
-        worker, membership = self._worker, self._membership
-        return RolloutReport(
+        loop, membership = self._loop, self._membership
+        status = RolloutStatus(
             state=self._state,
             reason=self._reason,
-            pid=os.getpid(),
             slot=self._slot,
             incarnation=membership.incarnation if membership else -1,
-            unacked=worker.unacked if worker else 0,
-            snapshot=self._recorder.snapshot(),
-            finished=tuple(worker.finished(after)) if worker else (),
+            unacked=loop.unacked if loop else 0,
+            finished=tuple(loop.finished(after)) if loop else (),
         )
+        return ProcessReport(pid=os.getpid(), snapshot=self._recorder.snapshot(), detail=status)
 
     def drain(self, seconds: float) -> int:
-        """End within so many seconds, with as much as possible in the store; how much is not."""
+        """End within so many seconds, with as many episodes as possible in the store; how many are
+        not."""
         self._end("drained", seconds, draining=True)
         if self._thread is not None:
             self._thread.join(seconds)
-        return self._worker.unacked if self._worker else 0
+        return self._loop.unacked if self._loop else 0
 
     def stop(self, reason: str = "stopped") -> None:
-        """End soon."""
+        """End soon, without waiting for the store."""
         self._end(reason, 0.0)
 
     def _end(self, reason: str, seconds: float, *, draining: bool = False) -> None:
@@ -119,16 +123,16 @@ class RolloutWorker:
                 return
             self._state = "draining" if draining else self._state
             self._reason = self._reason or reason
-            self._left = seconds
+            self._drain_seconds = seconds
             self._stop.set()
-            if self._worker is not None:
-                self._worker.stop(seconds)
+            if self._loop is not None:
+                self._loop.stop(seconds)
 
-    def _work(self, order: RolloutConfig) -> None:
+    def _work(self, config: RolloutConfig) -> None:
         state: RolloutState = "ended"
         try:
             with ExitStack() as stack:
-                self._collect(order, stack)
+                self._collect(config, stack)
             failure = self._outbox.failure if self._outbox else ""
         except Exception as error:
             log.exception("event=collector-failed slot=%d", self._slot)
@@ -141,75 +145,72 @@ class RolloutWorker:
             self._state = state
         log.info("event=collector-%s slot=%d reason=%s", state, self._slot, self._reason)
 
-    def _collect(self, order: RolloutConfig, stack: ExitStack) -> None:
-        incarnation = self._register(order, stack)
-        if incarnation is None:
-            return
-        watchdog = stack.enter_context(closing(self._watches(order.step_timeout, self._hung)))
-        watchdog.start()
-        halves = [
-            stack.enter_context(closing(envs)) for envs in _halves(order, self._recorder, watchdog)
-        ]
-        self._outbox = stack.enter_context(closing(self._open_outbox(order, incarnation, stack)))
-        worker = RolloutLoop(
-            halves,
-            order.acting,
-            planner=order.planner,
-            outbox=self._outbox,
-            encode=order.encode,
-            starts=rollout_episodes(order.seed, self._slot, incarnation),
-            recorder=self._recorder,
-            newest=self._membership.newest if self._membership else lambda: None,
-            clock=self._clock,
-        )
-        with self._lock:
-            self._worker = worker
-            if self._stop.is_set():
-                worker.stop(self._left)
-        worker.run()
-
-    def _register(self, order: RolloutConfig, stack: ExitStack) -> int | None:
-        """For as long as it takes; None if told to stop before."""
+    def _collect(self, config: RolloutConfig, stack: ExitStack) -> None:
+        """Register, open what the loop needs, run it. The stack closes all in reverse order."""
         self._membership = membership = Membership(
-            order.connect,
+            config.connect,
             self._slot,
             recorder=self._recorder,
             on_lost=partial(self.stop, "fenced"),
-            period=order.heartbeat,
+            period=config.heartbeat,
         )
         stack.enter_context(closing(membership))
-        while not membership.registered(REGISTER_SECONDS):
+        while not membership.wait_registered(REGISTER_SECONDS):
             if self._stop.is_set():
-                return None
-        return membership.incarnation
-
-    def _open_outbox(self, order: RolloutConfig, incarnation: int, stack: ExitStack) -> Outbox:
-        options: dict[str, Any] = {}
-        if order.receipts is not None:
-            options["on_ack"] = stack.enter_context(closing(AckLog(order.receipts)))
-        return Outbox(
-            order.sink,
-            self._slot,
-            incarnation,
-            recorder=self._recorder,
-            most=order.unacked,
-            **options,
+                return
+        watchdog = stack.enter_context(
+            closing(self._make_watchdog(config.step_timeout, self._env_hung))
         )
+        watchdog.start()
+        buffers = [
+            stack.enter_context(closing(envs)) for envs in self._env_buffers(config, watchdog)
+        ]
+        path = config.ack_log
+        ack_log = stack.enter_context(closing(AckLog(path))) if path is not None else None
+        self._outbox = Outbox(
+            config.sink,
+            self._slot,
+            membership.incarnation,
+            recorder=self._recorder,
+            max_episodes=config.max_unacked,
+            on_ack=ack_log,
+        )
+        stack.enter_context(closing(self._outbox))
+        loop = RolloutLoop(
+            buffers,
+            config.exploration,
+            planner=config.planner,
+            outbox=self._outbox,
+            encode=config.encode,
+            starts=rollout_episodes(config.seed, self._slot, membership.incarnation),
+            recorder=self._recorder,
+            newest=membership.newest,
+            clock=self._clock,
+        )
+        with self._lock:
+            self._loop = loop
+            if self._stop.is_set():
+                loop.stop(self._drain_seconds)
+        loop.run()
 
-    def _hung(self, env: int, seconds: float) -> None:
+    def _env_buffers(
+        self, config: RolloutConfig, watchdog: EnvWatchdog
+    ) -> Iterator[FaultTolerantEnvs]:
+        """Two halves, of which one steps while a planner decides for the other; a single
+        environment is a buffer alone."""
+        half = (config.envs + 1) // 2
+        for first, end in ((0, half), (half, config.envs)):
+            if end > first:
+                yield FaultTolerantEnvs(
+                    partial(make, config.env_id, **config.env_kwargs),
+                    end - first,
+                    recorder=self._recorder,
+                    watchdog=watchdog,
+                    first=first,
+                )
+
+    def _env_hung(self, env: int, seconds: float) -> None:
+        """The watchdog is about to end the process: save what was collected."""
         self._recorder.add(ENV_FAULTS, label="timeout")
-        if self._worker is not None:
-            self._worker.save(seconds)
-
-
-def _halves(
-    order: RolloutConfig, recorder: Recorder, watch: StepWatchdog
-) -> Iterator[FaultTolerantEnvs]:
-    """One step while a planner thinks about the other; a single environment has no other."""
-    first = (order.envs + 1) // 2
-    for begin, end in ((0, first), (first, order.envs)):
-        if end > begin:
-            making = partial(make, order.env_id, **order.env_kwargs)
-            yield FaultTolerantEnvs(
-                making, end - begin, recorder=recorder, watch=watch, first=begin
-            )
+        if self._loop is not None:
+            self._loop.save(seconds)

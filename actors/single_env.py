@@ -1,11 +1,13 @@
-"""Roll a policy out in one environment, one whole episode at a time."""
+"""Roll a policy out in one environment, one complete episode at a time: how data are made."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import gymnasium
 import numpy as np
 
+from m3pc.core.episode_recorder import EpisodeRecorder
 from m3pc.core.seeding import data_episode
 from m3pc.types import Episode, Floats
 
@@ -15,23 +17,23 @@ class ActionFn(Protocol):
 
 
 class EpisodePolicy(ActionFn, Protocol):
-    """A policy during one episode, which it may remember."""
+    """A policy for one episode; it may keep state from step to step."""
 
     def stops(self) -> bool:
-        """Whether it has played enough, though the environment would go on."""
+        """Whether the episode is to end here, though the environment would go on."""
 
 
 class EpisodeSchedule(Protocol):
-    """Who plays episodes 0, 1, 2, ... of a collection."""
+    """Which policy plays episodes 0, 1, 2, ... of a collection, and from which initial state."""
 
     @property
-    def round(self) -> int:
+    def episodes_per_round(self) -> int:
         """Episodes that belong together: a collection ends after the last of them."""
 
-    def start(self, number: int) -> int:
+    def initial_state(self, number: int) -> int:
         """The number of the initial state; episodes with the same one begin alike."""
 
-    def player(self, number: int, rng: np.random.Generator) -> EpisodePolicy: ...
+    def policy_of(self, number: int, rng: np.random.Generator) -> EpisodePolicy: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,12 @@ class SinglePolicy:
     """One policy plays all episodes, each from its own initial state to its end."""
 
     policy: ActionFn
-    round: int = 1
+    episodes_per_round: int = 1
 
-    def start(self, number: int) -> int:
+    def initial_state(self, number: int) -> int:
         return number
 
-    def player(self, number: int, rng: np.random.Generator) -> EpisodePolicy:
+    def policy_of(self, number: int, rng: np.random.Generator) -> EpisodePolicy:
         return self
 
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
@@ -59,27 +61,28 @@ class RoundRobin:
     """Several policies that take turns, an episode each."""
 
     policies: tuple[ActionFn, ...]
-    round: int = 1
+    episodes_per_round: int = 1
 
-    def start(self, number: int) -> int:
+    def initial_state(self, number: int) -> int:
         return number
 
-    def player(self, number: int, rng: np.random.Generator) -> EpisodePolicy:
+    def policy_of(self, number: int, rng: np.random.Generator) -> EpisodePolicy:
         return SinglePolicy(self.policies[number % len(self.policies)])
 
 
 def play(
     env: gymnasium.Env[Floats, Floats],
-    cast: EpisodeSchedule,
+    schedule: EpisodeSchedule,
     *,
     seed: int,
     number: int,
     version: int = -1,
 ) -> Episode:
     """Episode `number` of a collection: it depends on that and on the collection's seed only."""
-    reset_seed, _ = data_episode(seed, cast.start(number))
+    reset_seed, _ = data_episode(seed, schedule.initial_state(number))
     _, rng = data_episode(seed, number)
-    return _episode(env, cast.player(number, rng), seed=reset_seed, rng=rng, version=version)
+    policy = schedule.policy_of(number, rng)
+    return rollout(env, policy, seed=reset_seed, rng=rng, version=version, stops=policy.stops)
 
 
 def rollout(
@@ -89,36 +92,18 @@ def rollout(
     seed: int,
     rng: np.random.Generator | None,
     version: int = -1,
+    stops: Callable[[], bool] = lambda: False,
 ) -> Episode:
-    """One episode from reset to its end. The policy sees the float32 states that are stored."""
-    return _episode(env, SinglePolicy(policy), seed=seed, rng=rng, version=version)
-
-
-def _episode(
-    env: gymnasium.Env[Floats, Floats],
-    player: EpisodePolicy,
-    *,
-    seed: int,
-    rng: np.random.Generator | None,
-    version: int,
-) -> Episode:
-    """An episode that its player stopped is one that was cut short: neither flag is set."""
+    """One episode from reset to its end, or cut short where `stops` says so before a step. The
+    policy sees the float32 states that are stored."""
     observation, _ = env.reset(seed=seed)
-    states = [np.asarray(observation, dtype=np.float32)]
-    actions, rewards = [], []
+    state = np.asarray(observation, dtype=np.float32)
+    recorder = EpisodeRecorder(state, seed=seed)
     terminated = truncated = False
-    while not (terminated or truncated or player.stops()):
-        action = player.act(states[-1], rng)
+    while not (terminated or truncated or stops()):
+        action = policy.act(state, rng)
         observation, reward, terminated, truncated, _ = env.step(action)
-        states.append(np.asarray(observation, dtype=np.float32))
-        actions.append(action)
-        rewards.append(float(reward))
-    return Episode(
-        states=np.stack(states),
-        actions=np.stack(actions).astype(np.float32),
-        rewards=np.asarray(rewards, dtype=np.float32),
-        terminated=bool(terminated),
-        truncated=bool(truncated),
-        seed=seed,
-        version=version,
-    )
+        state = np.asarray(observation, dtype=np.float32)
+        recorder.add(action, float(reward), state)
+    episode = recorder.episode(terminated=bool(terminated), truncated=bool(truncated))
+    return replace(episode, version=version)

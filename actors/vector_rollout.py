@@ -5,132 +5,88 @@ environment's place among the E.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from m3pc.core.episode_recorder import EpisodeRecorder, PlanningTrace
 from m3pc.core.history import HistoryBuffer, Waypoints
 from m3pc.core.seeding import EpisodeStart
-from m3pc.envs.registry import FloatVectorEnv
-from m3pc.types import Decision, Episode, Floats, Window
-
-BoolArray = NDArray[np.bool_]
+from m3pc.envs.registry import FloatVectorEnv, env_sizes
+from m3pc.types import Booleans, Decision, Doubles, Episode, Floats, Window
 
 
-class Stepped(NamedTuple):
-    """What one step of all environments led to. What a faulty one gave is not handed out."""
+class VectorStep(NamedTuple):
+    """The outcome of one step of all environments. The rows of faulty ones hold zeros."""
 
     states: Floats  # [E, S]
-    rewards: NDArray[np.float64]  # [E]
-    terminated: BoolArray  # [E]
-    truncated: BoolArray  # [E]
-    faulty: BoolArray  # [E] neither terminated nor truncated
+    rewards: Doubles  # [E]
+    terminated: Booleans  # [E]
+    truncated: Booleans  # [E]
+    faulty: Booleans  # [E] neither terminated nor truncated
 
     @property
-    def ended(self) -> BoolArray:
+    def ended(self) -> Booleans:
         return self.terminated | self.truncated | self.faulty
 
 
 class VectorEnvs(Protocol):
+    """E environments, of which each may fail without harm to the others."""
+
     count: int
     state_size: int
     action_size: int
 
-    def reset(self, seeds: Sequence[int | None], mask: BoolArray) -> tuple[Floats, BoolArray]:
-        """Those that the mask names: states [E, S], and which were faulty [E]."""
+    def reset(self, seeds: Sequence[int | None], mask: Booleans) -> tuple[Floats, Booleans]:
+        """Reset those that the mask names: states [E, S], and which were faulty [E]."""
 
-    def step(self, actions: Floats) -> Stepped: ...
+    def step(self, actions: Floats) -> VectorStep: ...
 
 
 class GymVectorAdapter:
-    """A vector of gymnasium as it is: a fault in one environment is an exception for all."""
+    """A gymnasium vector as `VectorEnvs`: a fault in one environment is an exception for all."""
 
     def __init__(self, vector: FloatVectorEnv) -> None:
-        assert vector.single_observation_space.shape and vector.single_action_space.shape
         self._vector = vector
         self.count = vector.num_envs
-        self.state_size = vector.single_observation_space.shape[0]
-        self.action_size = vector.single_action_space.shape[0]
-        self._none = np.zeros(self.count, np.bool_)
+        self.state_size, self.action_size = env_sizes(vector)
+        self._none_faulty = np.zeros(self.count, np.bool_)
 
-    def reset(self, seeds: Sequence[int | None], mask: BoolArray) -> tuple[Floats, BoolArray]:
+    def reset(self, seeds: Sequence[int | None], mask: Booleans) -> tuple[Floats, Booleans]:
         """Always by mask: some environments tell options {} from None."""
         options = {"reset_mask": mask}
         states, _ = self._vector.reset(seed=list(seeds), options=options)  # type: ignore[arg-type]
-        return states.astype(np.float32), self._none
+        return states.astype(np.float32), self._none_faulty
 
-    def step(self, actions: Floats) -> Stepped:
+    def step(self, actions: Floats) -> VectorStep:
         states, rewards, terminated, truncated, _ = self._vector.step(actions)
-        return Stepped(states.astype(np.float32), rewards, terminated, truncated, self._none)
+        faulty = self._none_faulty
+        return VectorStep(states.astype(np.float32), rewards, terminated, truncated, faulty)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """An episode, and what the planner said at each of its steps (see `Decision`)."""
+    """An episode, and what the planner reported at each of its steps."""
 
     number: int  # of the episode, in the order of the starts
     episode: Episode
-    conditions: Floats  # [L]
-    utilities: Floats  # [L]
-    effective: Floats  # [L]
-    spread: Floats  # [L]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Tape:
-    """An episode so far."""
-
-    number: int
-    seed: int
-    states: list[Floats]
-    actions: list[Floats] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    answers: list[Floats] = field(default_factory=list)  # each [4]
-    versions: tuple[int, int] = (-1, -1)  # at the first step, at the last
-
-    def add(
-        self, *, action: Floats, reward: float, state: Floats, answer: Floats, version: int
-    ) -> None:
-        self.versions = (self.versions[0] if self.actions else version, version)
-        self.actions.append(action)
-        self.rewards.append(reward)
-        self.states.append(state)
-        self.answers.append(answer)
-
-    def rollout(self, *, terminated: bool, truncated: bool) -> Rollout:
-        conditions, utilities, effective, spread = np.stack(self.answers, axis=1)
-        episode = Episode(
-            states=np.stack(self.states),
-            actions=np.stack(self.actions),
-            rewards=np.asarray(self.rewards, np.float32),
-            terminated=terminated,
-            truncated=truncated,
-            seed=self.seed,
-            version=self.versions[0],
-            last_version=self.versions[1],
-            target_return=float(conditions[0]),
-            utility=float(utilities.mean(dtype=np.float64)),
-        )
-        return Rollout(
-            number=self.number,
-            episode=episode,
-            conditions=conditions,
-            utilities=utilities,
-            effective=effective,
-            spread=spread,
-        )
+    planning: PlanningTrace
 
 
 class VectorRollout:
-    """The environments, and the episodes that run in some of the slots; the others idle."""
+    """Plays episodes in environments that step together, one episode a slot.
+
+    The caller passes each window to a planner and its decision back: a `RolloutLoop` does so for a
+    run, `actors.episodes.rollouts` for an evaluation. Slots without an episode idle.
+    """
 
     def __init__(
         self, envs: VectorEnvs, *, window: int, horizon: int, waypoints: Waypoints | None = None
     ) -> None:
         self._envs, self._waypoints = envs, waypoints
-        self._tapes: dict[int, _Tape] = {}
+        self._numbers: dict[int, int] = {}  # of the running episodes, by slot
+        self._recorders: dict[int, EpisodeRecorder] = {}  # by slot
         self._histories = HistoryBuffer(
             envs.count,
             window=window,
@@ -139,78 +95,69 @@ class VectorRollout:
             action_size=envs.action_size,
         )
 
-    def begin(self, free: BoolArray, numbered: Iterator[tuple[int, EpisodeStart]]) -> bool:
+    def begin(self, free: Booleans, numbered: Iterator[tuple[int, EpisodeStart]]) -> bool:
         """Reset the free slots and give them the next episodes; False if no episode runs now.
 
-        A slot that is faulty at once takes the episode after it, until the environments raise.
+        A slot whose environment fails at the reset takes the episode after it, until the
+        environments raise.
         """
         while free.any():
             slots = np.flatnonzero(free).tolist()
             begun = dict(zip(slots, numbered, strict=False))
-            if not (begun or self._tapes):
+            if not (begun or self._recorders):
                 break
             # A slot that idles has no seed, but must be reset: no step is taken after an end.
             seeds = [begun[slot][1][0] if slot in begun else None for slot in range(len(free))]
             states, faulty = self._envs.reset(seeds, free)
             for slot, (number, (reset_seed, planning_seed)) in begun.items():
                 if not faulty[slot]:
-                    self._tapes[slot] = _Tape(number=number, seed=reset_seed, states=[states[slot]])
+                    self._numbers[slot] = number
+                    self._recorders[slot] = EpisodeRecorder(states[slot], seed=reset_seed)
                     self._histories.begin(slot, states[slot], planning_seed, self._waypoints)
             free = free & faulty
-        return bool(self._tapes)
+        return bool(self._recorders)
 
-    def question(self) -> Window:
+    def window(self) -> Window:
+        """What the planner has to decide on next, a row for each running episode."""
         return self._histories.window(self._running)
 
-    def step(self, decision: Decision) -> Stepped:
-        """Act, and record what is sound."""
-        running, answers = self._running, _answers(decision)
-        assert len(answers) == len(running), f"{len(answers)} answers for {len(running)} slots"
+    def step(self, decision: Decision) -> VectorStep:
+        """Act on the decision, and record the steps of the environments that did not fail."""
+        running, rows = self._running, len(decision.actions)
+        assert rows == len(running), f"{rows} decisions for {len(running)} running episodes"
         actions = np.zeros((self._envs.count, self._envs.action_size), np.float32)
         actions[running] = decision.actions
-        stepped = self._envs.step(actions)
-        for slot, answer in zip(running, answers, strict=True):
-            if not stepped.faulty[slot]:
-                action, state = actions[slot], stepped.states[slot]
-                self._tapes[slot].add(
-                    action=action,
-                    reward=float(stepped.rewards[slot]),
-                    state=state,
-                    answer=answer,
-                    version=decision.version,
-                )
+        step = self._envs.step(actions)
+        for row, slot in enumerate(running):
+            if not step.faulty[slot]:
+                action, state, reward = actions[slot], step.states[slot], float(step.rewards[slot])
+                self._recorders[slot].add(action, reward, state, decision, row)
                 self._histories.record(slot, action, state)
-        return stepped
+        return step
 
-    def ended(self, stepped: Stepped) -> Iterator[Rollout]:
-        """A faulty slot's episode ended with the step before, if there was one."""
+    def ended(self, step: VectorStep) -> Iterator[Rollout]:
+        """The episodes that this step ended. That of a faulty environment ended with the step
+        before, if there was one: it is cut short."""
         for slot in self._running:
-            if stepped.ended[slot]:
-                tape = self._tapes.pop(slot)
-                if tape.actions:
-                    yield tape.rollout(
-                        terminated=bool(stepped.terminated[slot]),
-                        truncated=bool(stepped.truncated[slot]),
-                    )
+            if step.ended[slot]:
+                terminated, truncated = bool(step.terminated[slot]), bool(step.truncated[slot])
+                yield from self._finish(slot, terminated=terminated, truncated=truncated)
 
     def cut(self) -> Iterator[Rollout]:
         """End all episodes where they are."""
         for slot in self._running:
-            tape = self._tapes.pop(slot)
-            if tape.actions:
-                yield tape.rollout(terminated=False, truncated=False)
+            yield from self._finish(slot, terminated=False, truncated=False)
+
+    def _finish(self, slot: int, *, terminated: bool, truncated: bool) -> Iterator[Rollout]:
+        """The slot's episode; nothing if it has no step."""
+        recorder, number = self._recorders.pop(slot), self._numbers.pop(slot)
+        if len(recorder):
+            yield Rollout(
+                number=number,
+                episode=recorder.episode(terminated=terminated, truncated=truncated),
+                planning=recorder.trace(),
+            )
 
     @property
     def _running(self) -> list[int]:
-        return sorted(self._tapes)
-
-
-def _answers(decision: Decision) -> Floats:
-    """[asked, 4], in the order that `_Tape.rollout` takes apart."""
-    parts = (
-        decision.target_returns,
-        decision.utilities,
-        decision.effective_candidates,
-        decision.utility_std,
-    )
-    return np.stack(parts, axis=1).astype(np.float32)
+        return sorted(self._recorders)

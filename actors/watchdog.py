@@ -1,4 +1,4 @@
-"""Ends a rollout process whose environment hangs, after what it collected is saved."""
+"""Ends a rollout process whose environment hangs, after saving what it collected."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class EnvWatchdog(Watchdog):
-    """A StepWatchdog. Times only what runs between `arm` and `disarm`; waiting is no hang."""
+    """A StepWatchdog. Times only the calls between `arm` and `disarm`; waiting is no hang."""
 
     def __init__(
         self,
@@ -26,11 +26,13 @@ class EnvWatchdog(Watchdog):
         *,
         grace: float = GRACE,
         clock: Callable[[], float] = time.monotonic,
+        end: Callable[[int], object] | None = None,
     ) -> None:
-        """`save(slot, seconds)` is called once, in a thread of its own, and may take so long."""
+        """`timeout`: seconds that one call may take. `save(slot, seconds)` is called once, in a
+        thread of its own, and may take so many seconds."""
         self._timeout, self._save, self._clock = timeout, save, clock
         self._armed: tuple[int, float] | None = None  # slot, since when
-        # Held while the process ends: a call that comes back after all stays in `disarm`.
+        # Held while the process ends, so a call that returns after all stays in `disarm`.
         self._arming = threading.Lock()
         super().__init__(
             self._elapsed,
@@ -39,6 +41,7 @@ class EnvWatchdog(Watchdog):
             poll_seconds=min(MAX_POLL_SECONDS, timeout / 4),
             deadlock_seconds=timeout + grace,
             lock=self._arming,
+            end=end,
         )
 
     def arm(self, slot: int) -> None:

@@ -1,4 +1,4 @@
-"""Producers that append as fast as they are answered, all in one process."""
+"""Producers that append as fast as they get replies, all in one process."""
 
 import os
 import threading
@@ -25,7 +25,7 @@ SEGMENT_BYTES = 8 << 20  # of log: small enough that it rolls now and then
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burst:
     seconds: float
-    waits: list[float]  # seconds, one an acknowledgement
+    waits: list[float]  # seconds, one per acknowledgement
     groups: int  # commits
     bytes: int  # of payload
     audit: Audit
@@ -39,8 +39,8 @@ class Counting(Writer):
         return super().commit(requests)
 
 
-def burst(path: Path, mode: Mode, producers: int, seconds: float, given: list[Parcel]) -> Burst:
-    """A new store at `path`; every producer waits for each answer before it sends the next."""
+def burst(path: Path, mode: Mode, producers: int, seconds: float, parcels: list[Parcel]) -> Burst:
+    """A new store at `path`; every producer waits for each reply before it sends the next."""
     options = WriterOptions(
         durability="fsync" if mode == "fsync" else "os",
         segment_bytes=SEGMENT_BYTES,
@@ -59,7 +59,7 @@ def burst(path: Path, mode: Mode, producers: int, seconds: float, given: list[Pa
             start.wait()
             sequence, steps, end = 0, 0, time.perf_counter() + seconds
             while (begin := time.perf_counter()) < end:
-                parcel = given[(slot + sequence) % len(given)]
+                parcel = parcels[(slot + sequence) % len(parcels)]
                 ack = appender.append(AppendKey(slot, 0, sequence), parcel.payload)
                 assert ack.status is AckStatus.DURABLE, ack
                 waits[slot].append(time.perf_counter() - begin)
@@ -69,7 +69,7 @@ def burst(path: Path, mode: Mode, producers: int, seconds: float, given: list[Pa
         begin = time.perf_counter()
         sent = list(pool.map(produce, range(producers)))
         took = time.perf_counter() - begin
-    sizes = [len(parcel.payload) for parcel in given]
+    sizes = [len(parcel.payload) for parcel in parcels]
     return Burst(
         seconds=took,
         waits=[wait for mine in waits for wait in mine],
@@ -88,13 +88,13 @@ def _audit(path: Path, mode: Mode, sent: list[Sent]) -> Audit:
         return audit(path, sent)
 
 
-def roll_seconds(path: Path, size: int, given: list[Parcel]) -> float:
+def roll_seconds(path: Path, size: int, parcels: list[Parcel]) -> float:
     """How long appends wait while a log of `size` bytes becomes a segment."""
     options = WriterOptions(durability="os", segment_bytes=2 * size, no_space=0, low_space=0)
     with Writer(path, HEADER, options) as writer:
         sequence = written = 0
         while written < size:
-            payload = given[sequence % len(given)].payload
+            payload = parcels[sequence % len(parcels)].payload
             assert writer.append(AppendKey(0, 0, sequence), payload).status is AckStatus.DURABLE
             sequence, written = sequence + 1, written + len(payload)
         begin = time.perf_counter()
@@ -103,12 +103,12 @@ def roll_seconds(path: Path, size: int, given: list[Parcel]) -> float:
 
 
 def raw_syncs(folder: Path, count: int) -> list[float]:
-    """Seconds for each of `count` blocks appended to a file and synced: what no store can beat."""
-    found, block = [], bytes(BLOCK)
+    """Seconds for each of `count` blocks appended to a file and synced: no commit can be faster."""
+    waits, block = [], bytes(BLOCK)
     with open(folder / "raw", "wb", buffering=0) as file:
         for _ in range(count):
             begin = time.perf_counter()
             file.write(block)
             os.fdatasync(file.fileno())
-            found.append(time.perf_counter() - begin)
-    return found
+            waits.append(time.perf_counter() - begin)
+    return waits

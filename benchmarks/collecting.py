@@ -1,4 +1,4 @@
-"""Environment steps a second: by the number of actors, and by whom the actors ask for actions."""
+"""Environment steps a second, by the number of actors and by which planner they ask."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -28,15 +28,15 @@ class Rounds:
     def turns(
         self, system: System, cells: Mapping[str, tuple[Way, Shape]], modes: Sequence[Mode]
     ) -> dict[tuple[Mode, str], list[Turn]]:
-        """One turn of each cell in each mode, again and again."""
-        found: dict[tuple[Mode, str], list[Turn]] = {
+        """`count` turns of each cell in each mode, interleaved."""
+        turns: dict[tuple[Mode, str], list[Turn]] = {
             (mode, name): [] for mode in modes for name in cells
         }
         for _ in range(self.count):
-            for (mode, name), mine in found.items():
+            for (mode, name), samples in turns.items():
                 way, shape = cells[name]
-                mine.append(system.turn(way, mode, shape, warm=self.warm, seconds=self.seconds))
-        return found
+                samples.append(system.turn(way, mode, shape, warm=self.warm, seconds=self.seconds))
+        return turns
 
 
 def report_actors(
@@ -49,10 +49,10 @@ def report_actors(
         {
             "mode": mode,
             "actors": count,
-            **medians(mine),
-            "of_first": ratios(column(mine, "steps"), column(turns[mode, first], "steps")),
+            **medians(samples),
+            "of_first": ratios(column(samples, "steps"), column(turns[mode, first], "steps")),
         }
-        for (mode, count), mine in turns.items()
+        for (mode, count), samples in turns.items()
     ]
     print(
         f"\n### Actors\n\n{envs} environments each, one planner server; {rounds.count} rounds of "
@@ -78,21 +78,25 @@ def report_ways(
 ) -> list[dict[str, Any]]:
     first, second = system.serve(SERVER), system.serve(SECOND)
     each = system.serve(NO_BATCHES, {"fleet.batch": 1})
+    sizes = system.client([each], 0)
+    inside = Inside(str(source), sizes.window, sizes.horizon)
     ways = {
         "one server": served_by(system, first),
         "two servers": served_by(system, first, second),
-        OTHERS[0]: Way(planners=(each,), asks=lambda slot: EachAlone(system.client([each], slot))),
-        OTHERS[1]: Way(planners=(), asks=lambda slot: Inside(str(source))),
+        OTHERS[0]: Way(
+            planners=(each,), planner_of=lambda slot: EachAlone(system.client([each], slot))
+        ),
+        OTHERS[1]: Way(planners=(), planner_of=lambda slot: inside),
     }
     turns = rounds.turns(system, {name: (way, shape) for name, way in ways.items()}, modes)
     rows: list[dict[str, Any]] = [
-        {"mode": mode, "way": name, **shape._asdict(), **medians(mine)}
+        {"mode": mode, "way": name, **shape._asdict(), **medians(samples)}
         | {
-            f"of {other}{how}": ratios(column(mine, key), column(turns[mode, other], key))
+            f"of {other}{how}": ratios(column(samples, key), column(turns[mode, other], key))
             for other in OTHERS
             for how, key in HOW.items()
         }
-        for (mode, name), mine in turns.items()
+        for (mode, name), samples in turns.items()
     ]
     print(
         f"\n### Ways to ask for an action, {shape.envs // 2} environments a call\n\n"
@@ -117,7 +121,7 @@ def report_ways(
 
 
 def served_by(system: System, *names: str) -> Way:
-    return Way(planners=names, asks=partial(system.client, names))
+    return Way(planners=names, planner_of=partial(system.client, names))
 
 
 def column(turns: Sequence[Turn], name: str) -> list[float]:

@@ -1,13 +1,14 @@
-"""How long a run needs to get over the death of each of its processes, and what it loses by it.
+"""How fast a run recovers from the death of each of its processes, and how much it loses.
 
     python -m benchmarks.faults [--rounds 5] [--actors 4] [--json FILE]
 
-A run on d4rl/Hopper-v2 with a model that has hardly learnt (so episodes are short) is started as
-its users do, and its processes are killed in turns. `back` is until another process has the place,
-`episode` until the store has one more after that (of the same slot, where an actor died), `update`
-until the learner has done one more after that; `kept` is the rate of steps in the ten seconds
-after the fault beside the ten seconds before. Times are seen through the run's own status, which is
-written twice a second. At the end every actor's own log is compared with the store.
+A run on d4rl/Hopper-v2 with a hardly trained model (so episodes are short) is started by the
+command, and its processes are killed in turn. Times are measured from the kill: `back` until the
+successor runs, `episode` until the store has one more episode after that (of the same slot, if an
+actor died), `update` until the learner has done one more update after that. `kept` is the rate of
+steps in the ten seconds after the fault over that in the ten seconds before. Times are read from
+the run's own status, which is written twice a second. At the end the log of every actor is compared
+with the store.
 """
 
 import argparse
@@ -23,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from m3pc.cli.data import open_store
+from m3pc.cli.options import open_store
 from m3pc.config.overrides import override
 from m3pc.config.presets import resolve
 from m3pc.model import checkpoint
-from m3pc.online.delivery_audit import audit
-from m3pc.online.run_folder import start as start_online
+from m3pc.online.delivery_audit import audit_deliveries
+from m3pc.online.run_folder import create_run as start_online
 from m3pc.training import pretrain
 from replay.store.store import Store
 from tests.support.runs.online_job import Job
@@ -46,7 +47,7 @@ PRETRAINING = (
 SETTINGS = (
     "online.steps=100000000",
     "planner.mode=q",
-    "online.updates_per_step=0.02",  # so that nobody waits for the learner
+    "online.updates_per_step=0.02",  # so that no actor waits for the learner
     "online.critic_updates=1",
     "online.publish_every=10",
     "online.checkpoint_every=50",
@@ -62,23 +63,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--actors", type=int, default=4)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as name:
-        run = make_run(Path(name), given.actors)
-        found = measure(run, given.rounds, given.actors)
-        checked = audit(run)
-    show(found)
-    print(f"\n{checked}")
-    if given.json:
-        given.json.write_text(json.dumps({"faults": found, "audit": str(checked)}))
-    sys.exit(0 if checked.sound else 1)
+        run = make_run(Path(name), arguments.actors)
+        faults = measure(run, arguments.rounds, arguments.actors)
+        deliveries = audit_deliveries(run)
+    show(faults)
+    print(f"\n{deliveries}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"faults": faults, "audit": str(deliveries)}))
+    sys.exit(0 if deliveries.sound else 1)
 
 
 def make_run(folder: Path, actors: int, *more: str) -> Path:
-    """A run that has not begun; `more` are settings."""
+    """A new run; `more` are further settings."""
     data = open_store(DATA)
-    pretrain.start(data, resolve(preset="small", sets=PRETRAINING), folder / "pre")
+    pretrain.create_run(data, resolve(preset="small", sets=PRETRAINING), folder / "pre")
     pretrain.resume(folder / "pre", lambda numbers: None)
     source = checkpoint.read(folder / "pre")
     config = override(source.weights.config, [*SETTINGS, f"fleet.actors={actors}", *more])
@@ -87,32 +88,32 @@ def make_run(folder: Path, actors: int, *more: str) -> Path:
 
 
 def measure(run: Path, rounds: int, actors: int) -> dict[str, list[dict[str, float]]]:
-    found: dict[str, list[dict[str, float]]] = {}
+    faults: dict[str, list[dict[str, float]]] = {}
     work = Job(run)
     try:
         begin = time.monotonic()
         work.until_up(actors)
-        found["start"] = [{"episode": time.monotonic() - begin}]
+        faults["start"] = [{"episode": time.monotonic() - begin}]
         for number in range(rounds):
             for part in PARTS:
                 print(f"round {number + 1} of {rounds}: {part}", file=sys.stderr)
-                found.setdefault(f"kill -9 {part}", []).append(_killed(work, part))
+                faults.setdefault(f"kill -9 {part}", []).append(_killed(work, part))
         for name, how in (("SIGTERM", signal.SIGTERM), ("kill -9 driver", signal.SIGKILL)):
             for _ in range(max(1, rounds // 2)):
                 numbers, work = _ended(work, how, actors)
-                found.setdefault(name, []).append(numbers)
+                faults.setdefault(name, []).append(numbers)
         work.signal(signal.SIGTERM)
         work.wait()
     finally:
         work.end()
-    return found
+    return faults
 
 
 def _killed(work: Job, part: str) -> dict[str, float]:
     before = _rate(work)
     steps, begin = work.steps, time.monotonic()
     pid = work.kill(part)
-    known, updates = -1, -1  # episodes and updates, once it is back
+    known, updates = -1, -1  # episodes and updates when the successor runs
     watched: dict[str, Callable[[], bool]] = {
         "back": lambda: work.pid(part) not in (None, pid),
         "update": lambda: 0 <= updates < _updates(work),
@@ -122,8 +123,8 @@ def _killed(work: Job, part: str) -> dict[str, float]:
     while len(numbers) < len(watched):
         now = time.monotonic() - begin
         assert now < PATIENCE, (part, numbers, work.status)
-        for name, has_come in watched.items():
-            if name not in numbers and has_come():
+        for name, is_over in watched.items():
+            if name not in numbers and is_over():
                 numbers[name] = now
         if "back" in numbers and known < 0:
             known, updates = _episodes(work.run, part), _updates(work)
@@ -145,14 +146,14 @@ def _rate(work: Job) -> float:
 
 
 def _episodes(run: Path, part: str) -> int:
-    """Stored so far: of the slot of an actor, of all where another part died."""
+    """Stored so far: of the actor's slot if `part` is an actor, else of all slots."""
     keys = Store(run / "replay").keys
     kind, _, slot = part.partition("-")
     return sum(key.slot == int(slot) for key in keys) if kind == "actor" else len(keys)
 
 
 def _ended(work: Job, how: int, actors: int) -> tuple[dict[str, float], Job]:
-    """End the whole run and resume it on a new cluster."""
+    """End the run and resume it on a new cluster."""
     begin = time.monotonic()
     work.signal(how)
     code = work.wait()
@@ -165,11 +166,11 @@ def _ended(work: Job, how: int, actors: int) -> tuple[dict[str, float], Job]:
     return numbers, again
 
 
-def show(found: dict[str, list[dict[str, float]]]) -> None:
+def show(faults: dict[str, list[dict[str, float]]]) -> None:
     names = ("ended", "back", "episode", "update", "kept")
     print(f"\n| fault | trials | {' | '.join(names)} | exit codes |")
     print("|---|---|" + "---|" * (len(names) + 1))
-    for fault, rows in found.items():
+    for fault, rows in faults.items():
         cells = [_cell(name, [row[name] for row in rows if name in row]) for name in names]
         codes = sorted({f"{row['code']:g}" for row in rows if "code" in row})
         print(f"| {fault} | {len(rows)} | {' | '.join(cells)} | {', '.join(codes)} |")

@@ -23,9 +23,9 @@ from benchmarks.traffic import HEADER, HORIZON, Audit, Parcel, Sent, audit, parc
 from benchmarks.unprotected import unprotected
 from m3pc.core.returns import ReturnRule
 from m3pc.types import AckStatus, AppendKey
-from replay.sampling.mixture import Mixture, MixtureSource, fixed
+from replay.sampling.mixture import Mixture, MixtureSource
 from replay.sampling.sampler import WindowBatchBuilder
-from replay.sampling.selectors import by_pieces
+from replay.sampling.selectors import by_windows
 from replay.store.store import Store
 from replay.writing.group_commit import GroupCommitter
 from replay.writing.writer import Writer, WriterOptions
@@ -42,8 +42,8 @@ CONTEXT = multiprocessing.get_context("spawn")
 class Turn:
     """What happened while the learner drew for some seconds."""
 
-    pieces: float  # a second
-    pieces_by_cpu: float  # a second of the learner's own processor time
+    windows: float  # a second
+    windows_by_cpu: float  # a second of the learner's own processor time
     refreshes: int
     refresh_seconds: float  # the mean of them
     offered: float  # transitions a second that were sent and acknowledged
@@ -70,7 +70,7 @@ class System:
         self._sent = [Sent(0, 0)] * PRODUCERS
 
     def fill(self, steps: int) -> None:
-        """As fast as the producers are answered."""
+        """Store so many steps, as fast as the producers get their acknowledgements."""
         self._offer(rate=math.inf, seconds=math.inf, steps=steps)
         self._hear_producers()
 
@@ -81,14 +81,14 @@ class System:
         begin = time.perf_counter()
         if rate:
             self._offer(rate=rate, seconds=seconds, steps=math.inf)
-        _tell(self._to_learner, {"seconds": seconds, "refresh": refresh})
-        drawn = _hear(self._to_learner)
+        _send_json(self._to_learner, {"seconds": seconds, "refresh": refresh})
+        drawn = _receive_json(self._to_learner)
         steps, waits = self._hear_producers() if rate else (0, [])
         took = time.perf_counter() - begin
         store, producers = (now - then for now, then in zip(self._cpu(), before, strict=True))
         return Turn(
-            pieces=drawn["updates"] * BATCH / drawn["seconds"],
-            pieces_by_cpu=drawn["updates"] * BATCH / drawn["cpu"],
+            windows=drawn["updates"] * BATCH / drawn["seconds"],
+            windows_by_cpu=drawn["updates"] * BATCH / drawn["cpu"],
             refreshes=drawn["refreshes"],
             refresh_seconds=drawn["refresh_seconds"] / max(drawn["refreshes"], 1),
             offered=steps / seconds,
@@ -113,15 +113,15 @@ class System:
             process.join(PATIENCE)
 
     def _offer(self, *, rate: float, seconds: float, steps: float) -> None:
-        order = {"rate": rate / PRODUCERS, "seconds": seconds, "steps": steps / PRODUCERS}
-        _tell(self._to_producers, order)
+        task = {"rate": rate / PRODUCERS, "seconds": seconds, "steps": steps / PRODUCERS}
+        _send_json(self._to_producers, task)
 
     def _hear_producers(self) -> tuple[int, list[float]]:
-        found = _hear(self._to_producers)
-        sent = [Sent(*one) for one in found["sent"]]
+        reply = _receive_json(self._to_producers)
+        sent = [Sent(*one) for one in reply["sent"]]
         news = sum(one.steps for one in sent) - sum(one.steps for one in self._sent)
         self._sent = sent
-        return news, found["waits"]
+        return news, reply["waits"]
 
     def _cpu(self) -> tuple[float, float]:
         """Seconds of processor time that the store and the producers have used."""
@@ -134,17 +134,17 @@ def cpu_seconds(pid: int | None) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _start(work: Callable[..., None], *given: Any) -> multiprocessing.process.BaseProcess:
-    process = CONTEXT.Process(target=work, args=given, name=work.__name__, daemon=True)
+def _start(work: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
+    process = CONTEXT.Process(target=work, args=arguments, name=work.__name__, daemon=True)
     process.start()
     return process
 
 
-def _tell(connection: Connection, content: dict[str, Any]) -> None:
+def _send_json(connection: Connection, content: dict[str, Any]) -> None:
     connection.send_bytes(json.dumps(content).encode())
 
 
-def _hear(connection: Connection) -> Any:
+def _receive_json(connection: Connection) -> Any:
     if not connection.poll(PATIENCE):
         raise TimeoutError(f"a process of the benchmark said nothing for {PATIENCE:g} seconds")
     return json.loads(connection.recv_bytes())
@@ -179,19 +179,19 @@ def _serve(appender: GroupCommitter, connection: Connection) -> None:
 
 
 def produce(control: Connection, connections: list[Connection]) -> None:
-    given = parcels()
-    producers = [Producer(slot, end, given) for slot, end in enumerate(connections)]
+    episodes = parcels()
+    producers = [Producer(slot, end, episodes) for slot, end in enumerate(connections)]
     with ThreadPoolExecutor(len(producers)) as pool:
-        while (order := _next_order(control)) is not None:
+        while (task := _next_task(control)) is not None:
             start = threading.Barrier(len(producers))
-            begun = [pool.submit(one.offer, start, **order) for one in producers]
-            found = [one.result() for one in begun]
-            waits = [wait for mine in found for wait in mine]
-            _tell(control, {"sent": [one.sent for one in producers], "waits": waits})
+            futures = [pool.submit(producer.offer, start, **task) for producer in producers]
+            durations = [future.result() for future in futures]
+            waits = [wait for of_producer in durations for wait in of_producer]
+            _send_json(control, {"sent": [producer.sent for producer in producers], "waits": waits})
 
 
-def _next_order(control: Connection) -> Any:
-    """None when nobody is there any more."""
+def _next_task(control: Connection) -> Any:
+    """The next task; None when the other end has hung up."""
     try:
         return json.loads(control.recv_bytes())
     except EOFError:
@@ -237,8 +237,8 @@ class Producer:
 
 
 def mixture(store: Store) -> Mixture[Any]:
-    """What the learner draws from: every piece of the store alike."""
-    source = MixtureSource(name="live", view=store, selection=by_pieces(LENGTH), share=fixed(1.0))
+    """What the learner draws from: every window of the store is as likely."""
+    source = MixtureSource(name="live", view=store, selector=by_windows(LENGTH), share=1.0)
     columns = WindowBatchBuilder(LENGTH, ReturnRule(max_episode_steps=HORIZON))
     return Mixture([source], columns, batch=BATCH, seed=0)
 
@@ -247,22 +247,22 @@ def learn(control: Connection, path: Path, protected: bool) -> None:
     with nullcontext() if protected else unprotected():
         draws: Mixture[Any] | None = None
         update = 0
-        while (order := _next_order(control)) is not None:
-            draws = mixture(Store(path)) if draws is None else draws.later()
-            first, refreshes, refreshing, refresh = update, 0, 0.0, order["refresh"]
+        while (task := _next_task(control)) is not None:
+            draws = mixture(Store(path)) if draws is None else draws.latest()
+            first, refreshes, refreshing, refresh = update, 0, 0.0, task["refresh"]
             begin, cpu = time.perf_counter(), time.process_time()
-            while (now := time.perf_counter()) < begin + order["seconds"]:
+            while (now := time.perf_counter()) < begin + task["seconds"]:
                 if refresh and update > first and (update - first) % refresh == 0:
-                    draws = draws.later()
+                    draws = draws.latest()
                     refreshes += 1
                     refreshing += time.perf_counter() - now
                 draws.batch(update)
                 update += 1
-            found = {
+            result = {
                 "updates": update - first,
                 "seconds": time.perf_counter() - begin,
                 "cpu": time.process_time() - cpu,
                 "refreshes": refreshes,
                 "refresh_seconds": refreshing,
             }
-            _tell(control, found)
+            _send_json(control, result)

@@ -3,9 +3,9 @@
 python -m benchmarks.manipulation play RUN [RUN ...] --out results.jsonl [--ratio 1] [--set ...]
 python -m benchmarks.manipulation show results.jsonl [--png figure.png]
 
-A run is a folder NAME-SEED made by `m3pc pretrain`; runs of one NAME are one row. Trials of a run
-begin in the same states for every planner, so differences are paired. Started again, `play` plays
-only what is not in the file yet; runs are known by their path.
+A run is a folder NAME-SEED made by `m3pc pretrain`; runs with the same NAME share a row. All
+planners of a run start their trials in the same states, so differences are paired. `play` skips the
+trials that are already in the file; runs are identified by their path.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import played
-from benchmarks.played import Doubles, Found, finish, name_of
+from benchmarks.played import Doubles, EvaluationRow, name_of, play_missing
 from benchmarks.tables import table
 
 METHODS = ("rcbc", "m", "q")
@@ -30,7 +30,7 @@ class Job:
     run: str
     method: str
     ratio: float
-    settings: str  # PATH=VALUE with spaces between
+    settings: str  # PATH=VALUE, separated by spaces
     seed: int
     episodes: int
 
@@ -49,41 +49,49 @@ def main() -> None:
     playing.add_argument("runs", nargs="+")
     playing.add_argument("--out", type=Path, required=True)
     playing.add_argument("--planner", nargs="+", choices=METHODS, default=METHODS)
-    playing.add_argument("--ratio", type=float, default=1.0, help="of the best return of the data")
+    playing.add_argument(
+        "--ratio",
+        type=float,
+        default=1.0,
+        help="target return, as a multiple of the best return in the data",
+    )
     playing.add_argument("--set", nargs="+", default=[], metavar="PATH=VALUE", dest="sets")
     playing.add_argument("--trials", type=int, default=TRIALS)
-    playing.add_argument("--tune", action="store_true", help="on seeds that are not reported")
+    playing.add_argument("--tune", action="store_true", help="use seeds that are not reported")
     playing.add_argument("--jobs", type=int, default=1)
     playing.set_defaults(do=play)
     showing = commands.add_parser("show")
     showing.add_argument("results", type=Path)
-    showing.add_argument("--tuning", action="store_true", help="what --tune played instead")
+    showing.add_argument("--tuning", action="store_true", help="show the trials of --tune instead")
     showing.add_argument("--png", type=Path)
-    showing.set_defaults(do=lambda given: show(read(given.results), given.tuning, given.png))
-    given = parser.parse_args()
-    given.do(given)
+    showing.set_defaults(
+        do=lambda options: show(read(options.results), options.tuning, options.png)
+    )
+    options = parser.parse_args()
+    options.do(options)
 
 
-def play(given: argparse.Namespace) -> None:
+def play(options: argparse.Namespace) -> None:
     jobs = [
         Job(
             run=run,
             method=method,
-            ratio=given.ratio,
-            settings=" ".join(given.sets) if method != "rcbc" else "",
-            seed=TUNING_SEED if given.tune else FRESH_SEED,
-            episodes=given.trials,
+            ratio=options.ratio,
+            settings=" ".join(options.sets) if method != "rcbc" else "",
+            seed=TUNING_SEED if options.tune else FRESH_SEED,
+            episodes=options.trials,
         )
-        for run in given.runs
-        for method in given.planner
+        for run in options.runs
+        for method in options.planner
     ]
-    finish(jobs, given.out, given.jobs, _played)
+    play_missing(jobs, options.out, options.jobs, _played)
 
 
-def _played(job: Job) -> Found:
-    from m3pc.evaluation.evaluate import EvaluationRequest, matches
+def _played(job: Job) -> EvaluationRow:
+    from m3pc.core.progress import ignore_progress
+    from m3pc.evaluation.jobs import EvaluationRequest, make_jobs
 
-    order = EvaluationRequest(
+    request = EvaluationRequest(
         path=Path(job.run),
         env_id=None,
         episodes=job.episodes,
@@ -91,33 +99,33 @@ def _played(job: Job) -> Found:
         ratio=job.ratio,
         sets=tuple(job.settings.split()),
     )
-    (match,) = matches(order, [job.method])
-    return match.play(lambda numbers: None).as_json()
+    (evaluation,) = make_jobs(request, [job.method])
+    return evaluation.play(ignore_progress).as_json()
 
 
 def read(path: Path) -> list[Result]:
-    return played.read(path, Job)
+    return played.read_results(path, Job)
 
 
 def successes(result: Result) -> Doubles:
     """0 or 1 for each trial."""
-    return np.asarray(result.found["successes"], np.float64)
+    return np.asarray(result.evaluation["successes"], np.float64)
 
 
 def show(results: list[Result], tuning: bool, png: Path | None) -> None:
-    chosen = [one for one in results if (one.job.seed == TUNING_SEED) == tuning]
+    chosen = [result for result in results if (result.job.seed == TUNING_SEED) == tuning]
     if not chosen:
         raise SystemExit("no trials of that kind in the file; play some")
-    seed, engine = chosen[0].job.seed, chosen[0].found["engine"]
+    seed, engine = chosen[0].job.seed, chosen[0].evaluation["engine"]
     print(f"{chosen[0].job.episodes} trials of seed {seed} a run; engine {engine}\n")
     groups: dict[tuple[str, str, float, str], list[Result]] = {}
-    for one in chosen:
-        key = (one.job.name, one.job.method, one.job.ratio, one.job.settings)
-        groups.setdefault(key, []).append(one)
+    for result in chosen:
+        key = (result.job.name, result.job.method, result.job.ratio, result.job.settings)
+        groups.setdefault(key, []).append(result)
     rows = []
     for (name, method, ratio, settings), group in groups.items():
-        beside = groups.get((name, "rcbc", ratio, ""), [])
-        planned = ["", ""] if method == "rcbc" else [_gain(group, beside), _effective(group)]
+        baseline = groups.get((name, "rcbc", ratio, ""), [])
+        planned = ["", ""] if method == "rcbc" else [_gain(group, baseline), _effective(group)]
         rows.append([name, method, f"{ratio:g}", settings, *_cells(group), *planned])
     table(HEAD, rows)
     if png is not None:
@@ -125,43 +133,44 @@ def show(results: list[Result], tuning: bool, png: Path | None) -> None:
 
 
 def _cells(group: list[Result]) -> list[str]:
-    from m3pc.evaluation.statistics import interval
+    from m3pc.evaluation.statistics import bootstrap_interval
 
-    each = np.stack([successes(one) for one in group])
-    low, high = interval(each)
-    lengths = np.concatenate([np.asarray(one.found["lengths"]) for one in group])
-    won = lengths[each.ravel() > 0]
+    trials = np.stack([successes(result) for result in group])  # [runs, trials]
+    low, high = bootstrap_interval(trials)
+    lengths = np.concatenate([np.asarray(result.evaluation["lengths"]) for result in group])
+    won = lengths[trials.ravel() > 0]
     return [
-        f"{each.mean():.2f} ({low:.2f} to {high:.2f})",
-        ", ".join(f"{share:.2f}" for share in each.mean(axis=1)),
+        f"{trials.mean():.2f} ({low:.2f} to {high:.2f})",
+        ", ".join(f"{share:.2f}" for share in trials.mean(axis=1)),
         f"{np.median(won):.0f}" if len(won) else "",
     ]
 
 
-def _gain(group: list[Result], beside: list[Result]) -> str:
-    from m3pc.evaluation.statistics import interval
+def _gain(group: list[Result], baseline: list[Result]) -> str:
+    """Mean difference to the same trials of the baseline, if all were played."""
+    from m3pc.evaluation.statistics import bootstrap_interval
 
-    plain = {one.job.run: successes(one) for one in beside}
-    if any(one.job.run not in plain for one in group):
+    by_run = {result.job.run: successes(result) for result in baseline}
+    if any(result.job.run not in by_run for result in group):
         return ""
-    gains = np.stack([successes(one) - plain[one.job.run] for one in group])
-    low, high = interval(gains)
+    gains = np.stack([successes(result) - by_run[result.job.run] for result in group])
+    low, high = bootstrap_interval(gains)
     return f"{gains.mean():+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def _effective(group: list[Result]) -> str:
-    """Mean over decisions and trials, by training seed."""
-    return ", ".join(f"{np.mean(one.found['effective']):.1f}" for one in group)
+    """Effective candidates: mean over decisions and trials, by training seed."""
+    return ", ".join(f"{np.mean(result.evaluation['effective']):.1f}" for result in group)
 
 
 def _draw(groups: dict[tuple[str, str, float, str], list[Result]], png: Path) -> None:
-    from m3pc.plots import success_rates
+    from benchmarks.plots import success_rates
 
     bars: dict[str, dict[str, list[float]]] = {}
     for (name, method, ratio, settings), group in groups.items():
-        asked = "" if ratio == 1 else f"@{ratio:g}"
-        shares = [float(successes(one).mean()) for one in group]
-        bars.setdefault(name, {})[f"{method}{asked} {settings}".strip()] = shares
+        suffix = "" if ratio == 1 else f"@{ratio:g}"
+        shares = [float(successes(result).mean()) for result in group]
+        bars.setdefault(name, {})[f"{method}{suffix} {settings}".strip()] = shares
     success_rates(png, bars, title="Share of trials that succeeded; dots are training seeds")
 
 

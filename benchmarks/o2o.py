@@ -1,13 +1,13 @@
-"""How finetuning online pays: finished runs, before and after.
+"""What online finetuning gains: finished runs, before and after.
 
 python -m benchmarks.o2o show RUN [RUN ...] [--png figure.png]          the runs' own evaluations
 python -m benchmarks.o2o play RUN [RUN ...] --out results.jsonl         both, on fresh seeds
 python -m benchmarks.o2o compare results.jsonl                          prints what was played
 
 A run is a folder NAME-SEED made by `m3pc finetune`; runs of one NAME differ in their training seed.
-Before and after are played on the same episodes, by the planners that are named (rcbc@0.4: asked
-for 0.4 times the best return) or else by the one that the run was evaluated with.
-Started again, `play` plays only what is not in the file yet; runs are known by their path.
+Before and after are played on the same episodes, with the given planners (rcbc@0.4: a target of 0.4
+times the best return) or with the one that the run was evaluated with. Started again, `play` plays
+only what is not in the file yet; a run is identified by its path.
 """
 
 import argparse
@@ -17,7 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.played import Doubles, Found, Result, finish, gain_cells, name_of, read
+from benchmarks.played import (
+    Doubles,
+    EvaluationRow,
+    Result,
+    gain_cells,
+    name_of,
+    play_missing,
+    read_results,
+)
 
 FRESH_SEED, FRESH_EPISODES = 3000, 20
 LAST = 3  # evaluations whose mean is the level at the end
@@ -34,8 +42,8 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
-    """What a run says of itself in its metrics."""
+class LearningCurve:
+    """A run's own evaluations, from its metrics."""
 
     run: str
     unit: str  # of scores: that of D4RL's scale, or the return itself
@@ -44,7 +52,7 @@ class Learned:
     returns: Doubles  # [evaluations, episodes]
     updates: int  # at the last evaluation
     oldest: float  # updates that the learner was ahead of an episode's policy, at most
-    bound: int  # beyond which a policy is not acted by
+    bound: int  # beyond which an actor pauses instead of acting with a policy
 
     @property
     def gains(self) -> Doubles:
@@ -59,34 +67,34 @@ def main() -> None:
     showing = commands.add_parser("show")
     showing.add_argument("runs", nargs="+")
     showing.add_argument("--png", type=Path)
-    showing.set_defaults(do=lambda given: show(given.runs, given.png))
+    showing.set_defaults(do=lambda options: show(options.runs, options.png))
     playing = commands.add_parser("play")
     playing.add_argument("runs", nargs="+")
     playing.add_argument("--out", type=Path, required=True)
     playing.add_argument("--jobs", type=int, default=2)
     playing.add_argument("--episodes", type=int, default=FRESH_EPISODES)
     playing.add_argument("--planner", action="append", default=[])
-    playing.set_defaults(do=play_asked)
+    playing.set_defaults(do=play_command)
     comparing = commands.add_parser("compare")
     comparing.add_argument("results", type=Path)
-    comparing.set_defaults(do=lambda given: compare(read(given.results, Job)))
-    given = parser.parse_args()
-    given.do(given)
+    comparing.set_defaults(do=lambda options: compare(read_results(options.results, Job)))
+    options = parser.parse_args()
+    options.do(options)
 
 
 def _names(runs: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    runs_by_name: dict[str, list[str]] = {}
     for run in runs:
-        found.setdefault(name_of(run), []).append(run)
-    return found
+        runs_by_name.setdefault(name_of(run), []).append(run)
+    return runs_by_name
 
 
-# What the runs say themselves
+# The runs' own evaluations
 
 
 def show(runs: list[str], png: Path | None) -> None:
-    groups = {name: [learned(run) for run in group] for name, group in _names(runs).items()}
-    units = {one.unit for group in groups.values() for one in group}
+    groups = {name: [learning_curve(run) for run in group] for name, group in _names(runs).items()}
+    units = {curve.unit for group in groups.values() for curve in group}
     unit = units.pop() if len(units) == 1 else "score or return"
     print(
         f"| set | training seeds | steps | {unit} offline | at the end | mean of the last {LAST} "
@@ -95,17 +103,17 @@ def show(runs: list[str], png: Path | None) -> None:
     )
     print("|---" * 10 + "|")
     for name, group in groups.items():
-        print(f"| {' | '.join([name, *_learned_cells(group)])} |")
+        print(f"| {' | '.join([name, *_curve_cells(group)])} |")
     print()
     if png is not None:
         _draw(groups, png, unit)
 
 
-def learned(path: str) -> Learned:
+def learning_curve(path: str) -> LearningCurve:
     from m3pc.online.exploration import scaled, score_unit
     from m3pc.online.run_folder import open_run
     from m3pc.telemetry.catalogue import STALENESS
-    from m3pc.tracking.run_log import read as read_metrics
+    from m3pc.tracking.run_log import read_metrics
 
     run = open_run(Path(path))
     rows = read_metrics(run.path, "evaluation")
@@ -113,44 +121,44 @@ def learned(path: str) -> Learned:
         raise SystemExit(f"{path} has no evaluation before its first update and one after it")
     name = f"{STALENESS.name}/p100"
     ages = [row[name] for row in read_metrics(run.path, "fleet") if row.get(name) is not None]
-    return Learned(
+    return LearningCurve(
         run=path,
         unit=score_unit(run),
         steps=[row["step"] for row in rows],
         scores=[scaled(run, row["return"]) for row in rows],
         returns=np.array([row["returns"] for row in rows]),
         updates=rows[-1]["updates"],
-        oldest=max(ages, default=0.0),  # none is written in lock-step, where none is behind
+        oldest=max(ages, default=0.0),  # a lock-step run has none: it is never behind
         bound=run.config.online.pause_after,
     )
 
 
-def _learned_cells(group: list[Learned]) -> list[str]:
-    if len({len(one.gains) for one in group}) > 1:
+def _curve_cells(group: list[LearningCurve]) -> list[str]:
+    if len({len(curve.gains) for curve in group}) > 1:
         raise SystemExit(f"{group[0].run} and others of its set have evaluations of other lengths")
-    ends = [np.mean(one.scores[-LAST:]) for one in group]
-    rates = [one.updates / one.steps[-1] for one in group]
-    oldest, bound = max(one.oldest for one in group), min(one.bound for one in group)
+    ends = [np.mean(curve.scores[-LAST:]) for curve in group]
+    rates = [curve.updates / curve.steps[-1] for curve in group]
+    oldest, bound = max(curve.oldest for curve in group), min(curve.bound for curve in group)
     return [
         f"{len(group)}",
-        f"{min(one.steps[-1] for one in group):,}",
-        f"{np.mean([one.scores[0] for one in group]):.1f}",
-        f"{np.mean([one.scores[-1] for one in group]):.1f}",
+        f"{min(curve.steps[-1] for curve in group):,}",
+        f"{np.mean([curve.scores[0] for curve in group]):.1f}",
+        f"{np.mean([curve.scores[-1] for curve in group]):.1f}",
         f"{np.mean(ends):.1f}",
-        *gain_cells(np.stack([one.gains for one in group])),
+        *gain_cells(np.stack([curve.gains for curve in group])),
         f"{oldest:g} ({bound:,})",
         ", ".join(sorted({f"{rate:.3f}" for rate in rates})),
     ]
 
 
-def _draw(groups: dict[str, list[Learned]], png: Path, unit: str) -> None:
-    from m3pc.plots import Curves, curves_by_seed
+def _draw(groups: dict[str, list[LearningCurve]], png: Path, unit: str) -> None:
+    from benchmarks.plots import Curves, curves_by_seed
 
     panels = [
         Curves(
             title=name,
-            runs=[(one.steps, one.scores) for one in group],
-            level=float(np.mean([one.scores[0] for one in group])),
+            runs=[(curve.steps, curve.scores) for curve in group],
+            level=float(np.mean([curve.scores[0] for curve in group])),
         )
         for name, group in groups.items()
     ]
@@ -161,8 +169,14 @@ def _draw(groups: dict[str, list[Learned]], png: Path, unit: str) -> None:
 # Fresh episodes
 
 
-def play_asked(given: argparse.Namespace) -> None:
-    play(given.runs, given.out, given.jobs, episodes=given.episodes, planners=given.planner)
+def play_command(options: argparse.Namespace) -> None:
+    play(
+        options.runs,
+        options.out,
+        options.jobs,
+        episodes=options.episodes,
+        planners=options.planner,
+    )
 
 
 def play(
@@ -174,53 +188,55 @@ def play(
         for planner in planners or [""]
         for weights in WEIGHTS
     ]
-    finish(jobs, out, workers, _played)
+    play_missing(jobs, out, workers, _played)
 
 
-def _played(job: Job) -> Found:
-    from m3pc.evaluation.evaluate import EvaluationRequest, matches
+def _played(job: Job) -> EvaluationRow:
+    from m3pc.evaluation.jobs import EvaluationRequest, make_jobs
     from m3pc.online.run_folder import open_run
 
     run = open_run(Path(job.run))
-    order = EvaluationRequest(
+    request = EvaluationRequest(
         path=run.offline if job.weights == "offline" else run.path,
-        env_id=run.facts.env,
+        env_id=run.info.env,
         episodes=job.episodes,
         seed=job.seed,
     )
-    (match,) = matches(order, [job.planner] if job.planner else [])
-    return match.play(lambda numbers: None).as_json()
+    (evaluation,) = make_jobs(request, [job.planner] if job.planner else [])
+    return evaluation.play(lambda numbers: None).as_json()
 
 
 def compare(results: list[Result[Job]]) -> None:
-    found = {(one.job.run, _planner(one), one.job.weights): one for one in results}
+    by_key = {(x.job.run, _planner(x), x.job.weights): x for x in results}
     print(f"{results[0].job.episodes} fresh episodes a run (seed {FRESH_SEED}); ", end="")
-    print(f"engine {results[0].found['engine']}\n")
+    print(f"engine {results[0].evaluation['engine']}\n")
     print(
         "| set | training seeds | planner | before | after | score before | score after "
         "| after minus before, 95 % interval | by training seed |"
     )
     print("|---" * 9 + "|")
     groups: dict[tuple[str, str], list[str]] = {}
-    for run, planner, weights in found:
-        if weights == "offline" and (run, planner, "finetuned") in found:
+    for run, planner, weights in by_key:
+        if weights == "offline" and (run, planner, "finetuned") in by_key:
             groups.setdefault((name_of(run), planner), []).append(run)
     for (name, planner), runs in sorted(groups.items()):
-        before, after = ([found[run, planner, w] for run in sorted(runs)] for w in WEIGHTS)
+        before, after = ([by_key[run, planner, w] for run in sorted(runs)] for w in WEIGHTS)
         gains = np.stack([b.returns - a.returns for a, b in zip(before, after, strict=True)])
         cells = [name, f"{len(runs)}", planner]
-        cells += [f"{np.mean([one.returns for one in group]):.0f}" for group in (before, after)]
+        cells += [
+            f"{np.mean([result.returns for result in group]):.0f}" for group in (before, after)
+        ]
         cells += [_score(group) for group in (before, after)]
         print(f"| {' | '.join([*cells, *gain_cells(gains)])} |")
     print()
 
 
 def _planner(result: Result[Job]) -> str:
-    return f"{result.found['planner']}@{result.found['ratio']:g}"
+    return f"{result.evaluation['planner']}@{result.evaluation['ratio']:g}"
 
 
 def _score(group: list[Result[Job]]) -> str:
-    scores = [one.found["score"] for one in group if one.found["score"] is not None]
+    scores = [x.evaluation["score"] for x in group if x.evaluation["score"] is not None]
     return f"{np.mean(scores):.1f}" if scores else ""
 
 

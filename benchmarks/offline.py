@@ -1,16 +1,16 @@
 """How planners compare on pretrained runs: tuned on some seeds, reported on others.
 
 python -m benchmarks.offline tune RUN [RUN ...] --out results.jsonl     every setting, tuning seeds
-python -m benchmarks.offline play RUN [RUN ...] --out results.jsonl     the best one, fresh seeds
+python -m benchmarks.offline play RUN [RUN ...] --out results.jsonl     the best result, fresh seeds
 python -m benchmarks.offline sweep RUN [RUN ...] --out results.jsonl    temperatures, for the figure
 python -m benchmarks.offline show results.jsonl [--png figure.png]      prints the tables
 
-Started again, a command plays only what is not in the file yet; runs are known by their path.
+Started again, a command plays only what is not in the file yet; a run is identified by its path.
 
 A run is a folder NAME-SEED made by `m3pc pretrain`; runs of one NAME differ in their training seed.
-Every method chooses among equally many settings by equally many tuning episodes: acting without
-planning among ratios (times the best return of the data: what the policy is asked for), a planner
-among ratios and spreads of its candidates. The choice is one for all runs of a NAME.
+Every method has equally many settings and tuning episodes to choose one: acting without planning
+among ratios (the target return, as a multiple of the best return of the data), a planner among
+ratios and noise scales (`spread`) of its candidates. All runs of a NAME share the choice.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import played
-from benchmarks.played import Doubles, Found, finish, gain_cells, name_of
+from benchmarks.played import Doubles, EvaluationRow, gain_cells, name_of, play_missing
 
 METHODS = ("rcbc", "m", "q", "q0")
 RATIOS = (0.4, 0.6, 0.8, 1.0, 1.15, 1.3)  # without planning
@@ -38,10 +38,10 @@ class Job:
     run: str
     method: str
     ratio: float
-    spread: float | None  # None: does not plan
+    spread: float | None  # of m or q; None: no planning
     seed: int
     episodes: int
-    temperature: float | None = None  # None: the configuration's
+    temperature: float | None = None  # None: as configured
 
     @property
     def name(self) -> str:
@@ -68,18 +68,18 @@ def main() -> None:
         playing.add_argument("runs", nargs="+")
         playing.add_argument("--out", type=Path, required=True)
         playing.add_argument("--jobs", type=int, default=2)
-        playing.set_defaults(do=lambda given, do=do: do(given.runs, given.out, given.jobs))
+        playing.set_defaults(do=lambda options, do=do: do(options.runs, options.out, options.jobs))
     showing = commands.add_parser("show")
     showing.add_argument("results", type=Path)
     showing.add_argument("--png", type=Path)
-    showing.set_defaults(do=lambda given: show(read(given.results), given.png))
-    given = parser.parse_args()
-    given.do(given)
+    showing.set_defaults(do=lambda options: show(read(options.results), options.png))
+    options = parser.parse_args()
+    options.do(options)
 
 
 def tune(runs: list[str], out: Path, workers: int) -> None:
     """All settings of all methods."""
-    finish(
+    play_missing(
         [_tuning(r, m, x) for r in runs for m in METHODS for x in settings(m)],
         out,
         workers,
@@ -91,7 +91,7 @@ def play(runs: list[str], out: Path, workers: int) -> None:
     """The best setting of each method, on fresh seeds."""
     tuned = choices(read(out))
     tuning = [_tuning(r, m, tuned[name_of(r), m]) for r in runs for m in METHODS]
-    finish(
+    play_missing(
         [replace(j, seed=FRESH_SEED, episodes=FRESH_EPISODES) for j in tuning],
         out,
         workers,
@@ -108,7 +108,7 @@ def sweep(runs: list[str], out: Path, workers: int) -> None:
         for m in ("m", "q")
         for x in TEMPERATURES
     ]
-    finish(jobs, out, workers, _played)
+    play_missing(jobs, out, workers, _played)
 
 
 def settings(method: str) -> list[Setting]:
@@ -127,15 +127,15 @@ def _tuning(run: str, method: str, setting: Setting) -> Job:
     )
 
 
-def _played(job: Job) -> Found:
-    from m3pc.evaluation.evaluate import EvaluationRequest, matches
+def _played(job: Job) -> EvaluationRow:
+    from m3pc.evaluation.jobs import EvaluationRequest, make_jobs
 
     sets = []
     if job.spread is not None:
         sets.append(f"{job.guide}.spread={job.spread}")
     if job.temperature is not None:
         sets.append(f"{job.guide}.inverse_temperature={job.temperature}")
-    order = EvaluationRequest(
+    request = EvaluationRequest(
         path=Path(job.run),
         env_id=None,
         episodes=job.episodes,
@@ -143,12 +143,12 @@ def _played(job: Job) -> Found:
         ratio=job.ratio,
         sets=tuple(sets),
     )
-    (match,) = matches(order, [job.method])
-    return match.play(lambda numbers: None).as_json()
+    (evaluation,) = make_jobs(request, [job.method])
+    return evaluation.play(lambda numbers: None).as_json()
 
 
 def read(path: Path) -> list[Result]:
-    return played.read(path, Job)
+    return played.read_results(path, Job)
 
 
 def choices(results: list[Result]) -> dict[tuple[str, str], Setting]:
@@ -166,22 +166,22 @@ def choices(results: list[Result]) -> dict[tuple[str, str], Setting]:
 
 
 def show(results: list[Result], png: Path | None) -> None:
-    fresh = [one for one in results if one.job.seed == FRESH_SEED]
+    fresh = [result for result in results if result.job.seed == FRESH_SEED]
     print(
         f"{FRESH_EPISODES} fresh episodes a run (seed {FRESH_SEED}); {len(RATIOS)} settings for "
         f"every method, each tuned with {TUNING_EPISODES} episodes a run (seed {TUNING_SEED}); "
-        f"engine {fresh[0].found['engine']}\n"
+        f"engine {fresh[0].evaluation['engine']}\n"
     )
-    for name in dict.fromkeys(one.job.name for one in fresh):
-        _show_name(name, [one for one in fresh if one.job.name == name])
+    for name in dict.fromkeys(result.job.name for result in fresh):
+        _show_name(name, [result for result in fresh if result.job.name == name])
     if png is not None:
         _draw(results, png)
 
 
 def _show_name(name: str, fresh: list[Result]) -> None:
-    runs = sorted({one.job.run for one in fresh})
-    found = {(one.job.run, one.job.method): one for one in fresh}
-    table = {m: np.stack([found[run, m].returns for run in runs]) for m in METHODS}
+    runs = sorted({result.job.run for result in fresh})
+    by_run = {(result.job.run, result.job.method): result for result in fresh}
+    table = {m: np.stack([by_run[run, m].returns for run in runs]) for m in METHODS}
     print(f"### {name}: {len(runs)} training seeds\n")
     print(
         "| method | ratio | spread | return | score | by training seed | effective candidates"
@@ -189,7 +189,7 @@ def _show_name(name: str, fresh: list[Result]) -> None:
     )
     print("|---" * 9 + "|")
     for method, returns in table.items():
-        cells = _method_cells([found[run, method] for run in runs], returns)
+        cells = _method_cells([by_run[run, method] for run in runs], returns)
         if method != "rcbc":
             cells += gain_cells(returns - table["rcbc"])
         print(f"| {' | '.join(cells)} |")
@@ -198,8 +198,10 @@ def _show_name(name: str, fresh: list[Result]) -> None:
 
 def _method_cells(results: list[Result], returns: Doubles) -> list[str]:
     job = results[0].job
-    effective = [x for one in results for x in one.found["effective"] if x is not None]
-    scores = [one.found["score"] for one in results if one.found["score"] is not None]
+    effective = [x for result in results for x in result.evaluation["effective"] if x is not None]
+    scores = [
+        result.evaluation["score"] for result in results if result.evaluation["score"] is not None
+    ]
     return [
         job.method,
         f"{job.ratio:g}",
@@ -212,13 +214,13 @@ def _method_cells(results: list[Result], returns: Doubles) -> list[str]:
 
 
 def _draw(results: list[Result], png: Path) -> None:
-    from m3pc.plots import returns_by_candidates
+    from benchmarks.plots import returns_by_candidates
 
     curves: dict[str, dict[float, list[Result]]] = {}
-    for one in results:
-        if one.job.temperature is not None:
-            curve = curves.setdefault(f"{one.job.name}, {one.job.method}", {})
-            curve.setdefault(one.job.temperature, []).append(one)
+    for result in results:
+        if result.job.temperature is not None:
+            curve = curves.setdefault(f"{result.job.name}, {result.job.method}", {})
+            curve.setdefault(result.job.temperature, []).append(result)
     points = {
         label: [_point(group) for group in by_temperature.values()]
         for label, by_temperature in curves.items()
@@ -228,8 +230,8 @@ def _draw(results: list[Result], png: Path) -> None:
 
 def _point(group: list[Result]) -> tuple[float, float, float]:
     """Effective candidates, return and its standard error, of one temperature over all runs."""
-    returns = np.concatenate([one.returns for one in group])
-    effective = [x for one in group for x in one.found["effective"]]
+    returns = np.concatenate([result.returns for result in group])
+    effective = [x for result in group for x in result.evaluation["effective"]]
     error = returns.std(ddof=1) / returns.size**0.5
     return float(np.mean(effective)), float(returns.mean()), float(error)
 

@@ -1,11 +1,11 @@
-"""How fast a run collects, what the planner server is worth, and what everybody waits for.
+"""How fast a run collects, what the planner server gains, and what each process waits for.
 
     python -m benchmarks.online [--quick] [--json FILE]
 
 Preset small's network (64 candidates) on d4rl/Hopper-v2, in the real processes on a private Ray
-cluster; the server also with a network as wide as the paper's. What is compared is measured in
-turns within one run, so that a noisy machine disturbs it alike; a ratio is the median over the
-rounds, with its quartiles. Prints Markdown. Linux only: processor times come from /proc.
+cluster; the server also with a network as wide as the paper's. Variants are measured in turns, so
+that noise of the machine disturbs them alike; a ratio is the median over the rounds, with its
+quartiles. Prints Markdown. Linux only: processor times come from /proc.
 """
 
 import argparse
@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from m3pc.ray_nodes.connection import connected, prepare
+from m3pc.ray_nodes.connection import connected, prepare_environment
 
-prepare(None)  # before anything loads Ray
+prepare_environment(None)  # before anything loads Ray
 
 import torch  # noqa: E402
 
@@ -27,7 +27,7 @@ from benchmarks.collecting import Rounds, report_actors, report_ways  # noqa: E4
 from benchmarks.rollout_system import Shape, System  # noqa: E402
 from benchmarks.served import report_served  # noqa: E402
 from benchmarks.shares import report_shares  # noqa: E402
-from m3pc.cli.data import open_store  # noqa: E402
+from m3pc.cli.options import open_store  # noqa: E402
 from m3pc.config.overrides import replace  # noqa: E402
 from m3pc.config.presets import PRESETS  # noqa: E402
 from m3pc.config.schema import Mode  # noqa: E402
@@ -39,7 +39,7 @@ DATA = "shipped:hopper-medium-replay"
 MODES: tuple[Mode, ...] = ("rcbc", "m")
 FEW, MANY = Shape(actors=2, envs=8), Shape(actors=2, envs=32)  # 16 in all, 16 in a call
 WIDE = 512  # the paper's width
-CPUS = 8  # logical ones, for the whole run
+CPUS = 8  # logical ones, of the Ray cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,13 @@ class Size:
     warm: float = 0.7  # seconds
     seconds: float = 2.0  # of a turn
     actors: tuple[int, ...] = (1, 2, 4, 8)
-    envs: int = 4  # of each of these
+    envs: int = 4  # of each of these actors
     ways: tuple[tuple[Shape, tuple[Mode, ...]], ...] = ((FEW, MODES), (MANY, ("rcbc",)))
-    batches: tuple[tuple[int, int], ...] = ((16, 8), (16, 16), (64, 16))  # all, of a request
+    batches: tuple[tuple[int, int], ...] = (
+        (16, 8),
+        (16, 16),
+        (64, 16),
+    )  # environments in all, in one request
     wide_batches: tuple[tuple[int, int], ...] = ((16, 8), (64, 16))
     served_rounds: int = 6
     served_seconds: float = 1.0
@@ -77,8 +81,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a check in about a minute")
     parser.add_argument("--json", type=Path, help="file for all numbers")
-    given = parser.parse_args()
-    size = QUICK if given.quick else Size()
+    arguments = parser.parse_args()
+    size = QUICK if arguments.quick else Size()
     torch.set_num_threads(1)
     machine: dict[str, Any] = {"cores": os.cpu_count(), "torch": torch.__version__}
     machine |= {"threads": torch.get_num_threads(), "load": [os.getloadavg()[0]]}
@@ -87,21 +91,21 @@ def main() -> None:
         f"process, load {machine['load'][0]:.1f} at the start"
     )
     with tempfile.TemporaryDirectory() as name, connected(namespace=NAMESPACE, cpus=CPUS):
-        found = measure(Path(name), size)
+        results = measure(Path(name), size)
     machine["load"].append(os.getloadavg()[0])
     print(f"\nload {machine['load'][1]:.1f} at the end")
-    if given.json:
-        given.json.write_text(json.dumps({"machine": machine, "size": asdict(size), **found}))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine, "size": asdict(size), **results}))
 
 
 def measure(folder: Path, size: Size) -> dict[str, Any]:
-    """All of it, in a Ray session."""
+    """All measurements, in the current Ray session."""
     data = open_store(DATA)
     source = pretrained(folder / "pretrained", data, size.pretrain)
     rounds = Rounds(count=size.rounds, warm=size.warm, seconds=size.seconds)
     (folder / "collecting").mkdir()
     with closing(System(folder / "collecting", source)) as system:
-        found: dict[str, Any] = {
+        results: dict[str, Any] = {
             "actors": report_actors(system, rounds, MODES, size.actors, size.envs),
             "ways": [
                 row
@@ -124,7 +128,7 @@ def measure(folder: Path, size: Size) -> dict[str, Any]:
                 )
             ],
         }
-    return found | {"shares": report_shares(folder / "run", source, data, size.run_seconds)}
+    return results | {"shares": report_shares(folder / "run", source, data, size.run_seconds)}
 
 
 def pretrained(path: Path, data: Store, updates: int) -> Path:
@@ -134,13 +138,13 @@ def pretrained(path: Path, data: Store, updates: int) -> Path:
         "critic.regression_updates": updates,
         "critic.updates": updates,
     }
-    pretrain.start(data, replace(PRESETS["small"], settings), path)
+    pretrain.create_run(data, replace(PRESETS["small"], settings), path)
     pretrain.resume(path, lambda numbers: None)
     return path
 
 
 def untrained(path: Path, data: Store, width: int) -> Path:
-    pretrain.start(data, replace(PRESETS["small"], {"model.width": width}), path)
+    pretrain.create_run(data, replace(PRESETS["small"], {"model.width": width}), path)
     return path
 
 

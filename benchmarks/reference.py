@@ -24,13 +24,13 @@ NORM_EPSILON = 1e-5
 
 State = Mapping[str, Tensor]
 Moments = Mapping[str, tuple[Tensor, Tensor]]  # mean and std of states, rewards, returns
-Critic = Callable[[Tensor, Tensor], Tensor]  # raw states [M, S], actions [M, A] -> least Q [M]
-Guide = Literal["m", "q", "q0"]
+Critic = Callable[[Tensor, Tensor], Tensor]  # raw states [M, S], actions [M, A] -> lower Q [M]
+Guidance = Literal["m", "q", "q0"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What the network answers, in normalised space; actions before the tanh."""
+    """The network's predictions, normalised; actions before the tanh."""
 
     states: Tensor  # [B, T, S]
     rewards: Tensor  # [B, T, 1]
@@ -42,7 +42,7 @@ class Outputs:
 def network(
     state: State, config: ModelConfig, inputs: Mapping[str, Tensor], visible: Tensor
 ) -> Outputs:
-    """Normalised inputs [B, T, .] by modality, of which `visible` [4, T] are seen."""
+    """Predictions from normalised inputs [B, T, .] of which `visible` [4, T] are seen."""
     encoded = _encode(state, config, inputs, visible)
     decoded = _decode(state, config, encoded, visible)
     states, actions, rewards, returns = decoded.unbind(1)  # each [B, T, D]
@@ -57,8 +57,8 @@ def network(
 
 
 def _line(config: ModelConfig, states: Tensor, visible: Tensor) -> Tensor:
-    """What the head of states adds to: [B, T, S]. Between two visible states the line through them,
-    beyond them the nearest one."""
+    """What the output of the states' head is added to: [B, T, S]. Between two visible states the
+    line through them, outside the nearest one."""
     line = torch.zeros_like(states)
     seen = visible.nonzero()[:, 0].tolist()
     if config.state_head == "absolute" or not seen:
@@ -72,7 +72,7 @@ def _line(config: ModelConfig, states: Tensor, visible: Tensor) -> Tensor:
 
 
 def _slopes(states: Tensor, visible: Tensor) -> Tensor:
-    """Change in a step since the visible state before, 0 where there is none: [B, T, S]."""
+    """Change per step since the previous visible state, 0 where there is none: [B, T, S]."""
     slopes = torch.zeros_like(states)
     seen = visible.nonzero()[:, 0].tolist()
     for before, after in pairwise(seen):
@@ -81,25 +81,25 @@ def _slopes(states: Tensor, visible: Tensor) -> Tensor:
 
 
 def mask(pattern: str, now: int, length: int) -> Tensor:
-    """Which tokens a planner's question shows: bool [4, T]."""
+    """The tokens that a pattern shows: bool [4, T]."""
     t = torch.arange(length)
-    none, past, seen, every = t < 0, t < now, t <= now, t >= 0
+    none, past, seen, all_ = t < 0, t < now, t <= now, t >= 0
     ends = seen | (t == length - 1)
     # fmt: off
     rows = {
         #            states  actions  rewards  returns
-        "policy":   (seen,   past,    none,    every),
-        "dynamics": (seen,   every,   none,    none),
+        "policy":   (seen,   past,    none,    all_),
+        "dynamics": (seen,   all_,    none,    none),
         "path":     (ends,   past,    none,    none),
-        "inverse":  (every,  past,    none,    none),
+        "inverse":  (all_,   past,    none,    none),
     }
     # fmt: on
     return torch.stack(rows[pattern])
 
 
-def propose(mu: Tensor, log_sigma: Tensor, noise: Tensor, spread: float) -> Tensor:
+def propose(mu: Tensor, log_sigma: Tensor, noise: Tensor, noise_scale: float) -> Tensor:
     """Candidates from the policy's Gaussians [h, A] and standard normal noise: [N, h, A]."""
-    return torch.tanh(mu + spread * torch.exp(log_sigma) * noise)
+    return torch.tanh(mu + noise_scale * torch.exp(log_sigma) * noise)
 
 
 def score(
@@ -111,26 +111,26 @@ def score(
     window_actions: Tensor,  # [T, A]
     now: int,
     step: int,  # absolute, of the current state
-    horizon_limit: int,  # H, the environment's step limit
+    max_episode_steps: int,  # H, the environment's step limit
     candidates: Tensor,  # [N, h, A] for the positions from now to the window's end
-    guide: Guide,
+    guidance: Guidance,
 ) -> Tensor:
     """Utility of each candidate of one decision: [N]."""
     planner = config.planner
     observed = window_states[now].expand(len(candidates), -1)
-    if guide == "q0" and planner.state_now == "observed":
+    if guidance == "q0" and planner.state_now == "observed":
         return critic(observed, candidates[:, 0])
     states, rewards, returns = _imagine(
         state, config, moments, window_states, window_actions, now, candidates
     )
-    if guide == "q0":
+    if guidance == "q0":
         return critic(states[:, 0], candidates[:, 0])
     if planner.state_now == "observed":
         states = torch.cat([observed[:, None], states[:, 1:]], dim=1)
-    if guide == "q":
+    if guidance == "q":
         values = critic(states.flatten(0, 1), candidates.flatten(0, 1)).reshape(rewards.shape)
     else:
-        values = returns * _steps_per_return(config, step, horizon_limit, returns)
+        values = returns * _steps_per_return(config, step, max_episode_steps, returns)
     return utility(
         rewards,
         values,
@@ -154,10 +154,10 @@ def utility(rewards: Tensor, values: Tensor, *, discount: float, lam: float, sta
 
 
 def choose(
-    config: Config, guide: Guide, utilities: Tensor, first_actions: Tensor
+    config: Config, guidance: Guidance, utilities: Tensor, first_actions: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Weights [N] of the candidates and the mean of their first actions [N, A] by weight: [A]."""
-    settings = config.planner.m if guide == "m" else config.planner.q
+    settings = config.planner.m if guidance == "m" else config.planner.q
     below_best = utilities - utilities.max()
     deviation = utilities.std(correction=0)
     if config.planner.utility == "standardised" and deviation > 0:
@@ -175,7 +175,7 @@ def backward(
     now: int,
     single_mask: bool,
 ) -> Tensor:
-    """Action [A] towards the window's last state: infer the path, then the action along it.
+    """Action [A] towards the window's last state: infer the path, then the action that follows it.
 
     With `single_mask` the action is read from the first of the two passes.
     """
@@ -184,17 +184,17 @@ def backward(
     ends = mask("path", now, length)
     if now == 0 and config.goal.first_visible == "waypoints":
         ends[MODALITIES.index("states")] = True
-    answer = _ask(state, config, states, actions, ends)
+    prediction = _predict(state, config, states, actions, ends)
     if not single_mask:
         filled = states.clone()
-        places = _filled(config, now, length)
-        filled[:, places] = answer.states[:, places]
-        answer = _ask(state, config, filled, actions, mask("inverse", now, length))
-    return torch.tanh(answer.mu[0, now]).clamp(-1, 1)
+        steps = inferred_steps(config, now, length)
+        filled[:, steps] = prediction.states[:, steps]
+        prediction = _predict(state, config, filled, actions, mask("inverse", now, length))
+    return torch.tanh(prediction.mu[0, now]).clamp(-1, 1)
 
 
-def _filled(config: Config, now: int, length: int) -> list[int]:
-    """Positions at which the inverse pass is given inferred states."""
+def inferred_steps(config: Config, now: int, length: int) -> list[int]:
+    """Steps at which the inverse pass is given inferred states."""
     if config.goal.fill == "between":
         return list(range(now + 1, length - 1))
     return [*range(now + 1), *range(now + 2, length - 1)]
@@ -214,26 +214,28 @@ def _imagine(
     states = _normalised(moments, "states", window_states).expand(number, -1, -1)
     past = window_actions[:now].expand(number, -1, -1)
     actions = torch.cat([past, candidates], dim=1)
-    answer = _ask(state, config, states, actions, mask("dynamics", now, length))
+    prediction = _predict(state, config, states, actions, mask("dynamics", now, length))
     return (
-        _raw(moments, "states", answer.states)[:, now:],
-        _raw(moments, "rewards", answer.rewards)[:, now:, 0],
-        _raw(moments, "returns", answer.returns)[:, now:, 0],
+        _raw(moments, "states", prediction.states)[:, now:],
+        _raw(moments, "rewards", prediction.rewards)[:, now:, 0],
+        _raw(moments, "returns", prediction.returns)[:, now:, 0],
     )
 
 
-def _steps_per_return(config: Config, step: int, horizon_limit: int, returns: Tensor) -> Tensor:
+def _steps_per_return(config: Config, step: int, max_episode_steps: int, returns: Tensor) -> Tensor:
     """What each predicted return [N, h] is multiplied with to be a sum of rewards: [h]."""
     ahead = torch.arange(returns.shape[1]).to(returns)
     if config.returns.mode == "sum":
         return torch.ones_like(ahead)
     if config.planner.return_scale == "1000-steps":
         return torch.full_like(ahead, RELEASED_STEPS)
-    return (horizon_limit - step - ahead).clamp(min=0)
+    return (max_episode_steps - step - ahead).clamp(min=0)
 
 
-def _ask(state: State, config: Config, states: Tensor, actions: Tensor, visible: Tensor) -> Outputs:
-    """A pass that shows neither rewards nor returns."""
+def _predict(
+    state: State, config: Config, states: Tensor, actions: Tensor, visible: Tensor
+) -> Outputs:
+    """Predictions with rewards and returns hidden."""
     hidden = torch.zeros_like(states[..., :1])
     inputs = {"states": states, "actions": actions, "rewards": hidden, "returns": hidden}
     return network(state, config.model, inputs, visible)
@@ -253,17 +255,17 @@ def _encode(
     state: State, config: ModelConfig, inputs: Mapping[str, Tensor], visible: Tensor
 ) -> Tensor:
     """The visible tokens, modality by modality: [B, V, D]."""
-    told = dict(inputs)
+    inputs = dict(inputs)
     if config.state_tokens == "with-change":
-        told["states"] = torch.cat(
+        inputs["states"] = torch.cat(
             [inputs["states"], 10 * _slopes(inputs["states"], visible[0])], dim=-1
         )
-    embedded = [_linear(state, f"embed.{name}", told[name]) for name in MODALITIES]
-    tokens = _placed(state["encoder_modalities"], config, torch.stack(embedded, dim=1))
+    embedded = [_linear(state, f"embed.{name}", inputs[name]) for name in MODALITIES]
+    tokens = _with_positions(state["encoder_modalities"], config, torch.stack(embedded, dim=1))
     tokens = tokens[:, visible]
     if not visible.any():
         return tokens
-    return _transformer(state, "encoder", config.encoder_layers, config.heads, tokens)
+    return transformer(state, "encoder", config.encoder_layers, config.heads, tokens)
 
 
 def _decode(state: State, config: ModelConfig, encoded: Tensor, visible: Tensor) -> Tensor:
@@ -275,20 +277,20 @@ def _decode(state: State, config: ModelConfig, encoded: Tensor, visible: Tensor)
         _linear(state, f"decoder_embed.{name}", tokens[:, row])
         for row, name in enumerate(MODALITIES)
     ]
-    tokens = _placed(state["decoder_modalities"], config, torch.stack(embedded, dim=1)).flatten(
-        1, 2
-    )
-    tokens = _transformer(state, "decoder", config.decoder_layers, config.heads, tokens)
+    tokens = _with_positions(
+        state["decoder_modalities"], config, torch.stack(embedded, dim=1)
+    ).flatten(1, 2)
+    tokens = transformer(state, "decoder", config.decoder_layers, config.heads, tokens)
     return tokens.view(len(tokens), *visible.shape, -1)
 
 
-def _placed(modalities: Tensor, config: ModelConfig, tokens: Tensor) -> Tensor:
-    """Tokens [B, 4, T, D] that know their modality and their step."""
-    positions = _positions(tokens.shape[2], tokens.shape[3]).to(tokens)
+def _with_positions(modalities: Tensor, config: ModelConfig, tokens: Tensor) -> Tensor:
+    """Tokens [B, 4, T, D] plus the vectors of their modality and step."""
+    positions = position_waves(tokens.shape[2], tokens.shape[3]).to(tokens)
     return tokens + modalities[:, None] + config.position_scale * positions
 
 
-def _positions(length: int, width: int) -> Tensor:
+def position_waves(length: int, width: int) -> Tensor:
     """Sines, then cosines, of the step at D / 2 frequencies: [T, D]."""
     half = width // 2
     frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -296,7 +298,7 @@ def _positions(length: int, width: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def _transformer(state: State, stack: str, layers: int, heads: int, tokens: Tensor) -> Tensor:
+def transformer(state: State, stack: str, layers: int, heads: int, tokens: Tensor) -> Tensor:
     """Pre-norm layers without any attention mask, then a norm: [B, V, D] -> the same."""
     for layer in range(layers):
         name = f"{stack}.{layer}"

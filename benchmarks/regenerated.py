@@ -1,9 +1,9 @@
-"""Regenerated data beside the recorded episodes: returns, and every state dimension.
+"""Regenerated data compared with the recorded episodes: returns, and every state dimension.
 
     python -m benchmarks.regenerated FILE.hdf5 STORE [FILE.hdf5 STORE ...]
 
-FILE is a D4RL file with its behaviour policy, STORE what `m3pc data regenerate` made of it. Prints
-the tables of docs/results/data.md.
+FILE is a D4RL file with its behaviour policy, STORE the output of `m3pc data regenerate` for it.
+Prints the tables of docs/results/data.md.
 """
 
 import sys
@@ -17,7 +17,7 @@ from m3pc.envs import normalised_score
 from replay.store.statistics import statistics
 from replay.store.store import Store
 
-# Mean return of 300 rollouts of the same policies, made elsewhere, and its standard error.
+# Mean return of 300 rollouts of the same policies, computed elsewhere, and its standard error.
 REFERENCE = {
     "d4rl/Hopper-v2": (1389, 22),
     "d4rl/Walker2d-v2": (2743, 64),
@@ -45,11 +45,11 @@ def summary(store: Store) -> str:
     return (
         f"| {store.header.source['name']} | {len(returns)} | {store.totals.steps} "
         f"| {mean:.0f} ± {error:.0f} | {reference} ± {reference_error} "
-        f"| {apart(store):.1f} s.e. | {score:.1f} | {store.header.source['engine']} |"
+        f"| {distance(store):.1f} s.e. | {score:.1f} | {store.header.source['engine']} |"
     )
 
 
-def apart(store: Store) -> float:
+def distance(store: Store) -> float:
     """Distance of the mean return from the reference, in standard errors of the difference."""
     assert store.header.env
     reference, error = REFERENCE[store.header.env]
@@ -63,14 +63,14 @@ def standard_error(returns: NDArray[np.float64]) -> float:
 
 def compare(file: Path, store: Store) -> None:
     with h5py.File(file) as recorded:
-        real = recorded["observations"][()].astype(np.float64)
-    ours = statistics(store).states
+        states = recorded["observations"][()].astype(np.float64)
+    own = statistics(store).states
     print("| dimension | regenerated | recorded episodes |")
     print("|---|---|---|")
-    for i in range(real.shape[1]):
+    for i in range(states.shape[1]):
         print(
-            f"| {i} | {ours.mean[i]:.2f} ± {ours.std[i]:.2f} "
-            f"| {real[:, i].mean():.2f} ± {real[:, i].std():.2f} |"
+            f"| {i} | {own.mean[i]:.2f} ± {own.std[i]:.2f} "
+            f"| {states[:, i].mean():.2f} ± {states[:, i].std():.2f} |"
         )
 
 

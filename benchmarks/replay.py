@@ -4,10 +4,10 @@
 
 Everything that is compared is measured in turns within one run, so that a noisy machine disturbs it
 alike; what counts is the median of the ratios of neighbouring turns, with its quartiles. Sampling
-is pieces of 8 steps in batches of 512, hopper's sizes, from three processes: 8 producers, the
-store, a learner that does nothing but draw. Linux only: processor times come from /proc.
+draws windows of 8 steps in batches of 512, hopper's sizes, from three processes: 8 producers, the
+store, a learner that only draws batches. Linux only: processor times come from /proc.
 
-Ends with one line of JSON. Every store is compared with what its producers saw acknowledged.
+Ends with one line of JSON. Every store is compared with what its producers were acknowledged.
 """
 
 import argparse
@@ -31,7 +31,7 @@ USUAL, HARD = 2_000, 20_000  # transitions a second, all producers together
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
     fill: int = 300_000  # transitions in a store before it is measured
-    refresh: int = 1000  # updates between two looks at what is new
+    refresh: int = 1000  # updates between two refreshes of the view
     turns: int = 9  # of sampling
     pairs: int = 20  # of turns with and without protections
     seconds: float = 2.0  # of a turn
@@ -60,23 +60,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes")
     parser.add_argument("--dir", type=Path, default=Path(), help="on the disk to be measured")
-    given = parser.parse_args()
-    size = QUICK if given.quick else Size()
-    with tempfile.TemporaryDirectory(dir=given.dir) as name:
+    arguments = parser.parse_args()
+    size = QUICK if arguments.quick else Size()
+    with tempfile.TemporaryDirectory(dir=arguments.dir) as name:
         folder = Path(name).resolve()
         where = {"filesystem": filesystem(folder), "cores": os.cpu_count()}
         print(f"{where['cores']} cores, {where['filesystem']}, load {os.getloadavg()[0]:.1f}")
-        found = {
+        results = {
             "sampling": report_sampling(folder, size),
             "appending": report_appending(folder, size),
             "protections": report_protections(folder, size),
         }
     print(f"load {os.getloadavg()[0]:.1f} at the end")
-    print(json.dumps({"machine": where, **found}))
+    print(json.dumps({"machine": where, **results}))
 
 
 def filesystem(folder: Path) -> str:
-    """Of the mount with the longest path above the folder."""
+    """Type of the file system that holds the folder: that of its innermost mount."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     above = [(len(at), kind) for _, at, kind, *_ in mounts if folder.is_relative_to(at)]
     return max(above)[1]
@@ -99,9 +99,9 @@ def milliseconds(waits: Sequence[float]) -> dict[str, float]:
     return {"p50": round(p50, 3), "p99": round(p99, 3), "max": round(values.max(), 3)}
 
 
-def checked(found: Audit) -> dict[str, int]:
-    assert not (found.missing or found.twice or found.strange), found
-    return found._asdict()
+def checked(audit: Audit) -> dict[str, int]:
+    assert not (audit.missing or audit.twice or audit.strange), audit
+    return audit._asdict()
 
 
 # Sampling while producers append
@@ -121,35 +121,35 @@ def report_sampling(folder: Path, size: Size) -> dict[str, Any]:
         audit = checked(system.close())
     finally:
         system.kill()
-    found = {name: _sampling_row(mine, turns) for name, mine in turns.items()}
+    rows = {name: _sampling_row(mine, turns) for name, mine in turns.items()}
     print(
         f"\nSampling: {LENGTH} steps, batch {BATCH}, {PRODUCERS} producers, a new view every "
         f"{size.refresh} updates (still: never), {size.turns} turns of {size.seconds:g} s"
     )
     print(
-        "load    offered/s  pieces/s  of still (quartiles)    of rest (quartiles)     "
+        "load    offered/s  windows/s  of still (quartiles)    of rest (quartiles)     "
         "by CPU  refresh ms  store CPU  ack p50 ms"
     )
-    for name, row in found.items():
+    for name, row in rows.items():
         still, rest = (
             "{1:.2f} ({0:.2f} to {2:.2f})".format(*row[key]) for key in ("of_still", "of_rest")
         )
         print(
-            f"{name:7} {row['offered']:9.0f} {row['pieces']:9.0f}  {still:22}  {rest:22}"
+            f"{name:7} {row['offered']:9.0f} {row['windows']:9.0f}  {still:22}  {rest:22}"
             f" {row['of_rest_by_cpu'][1]:7.2f} {row['refresh_ms']:11.1f}"
             f" {row['store_cpu']:9.1%} {row['ack_ms']['p50'] if row['ack_ms'] else 0:11.2f}"
         )
-    return {"refresh": size.refresh, "loads": found, "audit": audit}
+    return {"refresh": size.refresh, "loads": rows, "audit": audit}
 
 
 def _sampling_row(mine: list[Turn], turns: dict[str, list[Turn]]) -> dict[str, Any]:
     waits = [wait for turn in mine for wait in turn.waits]
     return {
         "offered": float(np.mean([turn.offered for turn in mine])),
-        "pieces": float(np.median([turn.pieces for turn in mine])),
-        "of_still": ratios(mine, turns["still"], lambda turn: turn.pieces),
-        "of_rest": ratios(mine, turns["rest"], lambda turn: turn.pieces),
-        "of_rest_by_cpu": ratios(mine, turns["rest"], lambda turn: turn.pieces_by_cpu),
+        "windows": float(np.median([turn.windows for turn in mine])),
+        "of_still": ratios(mine, turns["still"], lambda turn: turn.windows),
+        "of_rest": ratios(mine, turns["rest"], lambda turn: turn.windows),
+        "of_rest_by_cpu": ratios(mine, turns["rest"], lambda turn: turn.windows_by_cpu),
         "refreshes": sum(turn.refreshes for turn in mine),
         "refresh_ms": 1e3 * float(np.median([turn.refresh_seconds for turn in mine])),
         "store_cpu": float(np.median([turn.store_cpu for turn in mine])),
@@ -194,21 +194,21 @@ def report_appending(folder: Path, size: Size) -> dict[str, Any]:
     return {"raw_sync_ms": yardstick, "roll_seconds": quartiles(rolls), "rows": rows}
 
 
-def _appending_row(mode: Mode, producers: int, mine: list[Burst]) -> dict[str, Any]:
+def _appending_row(mode: Mode, producers: int, bursts: list[Burst]) -> dict[str, Any]:
     def speed(amounts: list[int]) -> float:
-        pairs = zip(amounts, mine, strict=True)
-        return float(np.median([amount / one.seconds for amount, one in pairs]))
+        pairs = zip(amounts, bursts, strict=True)
+        return float(np.median([amount / burst.seconds for amount, burst in pairs]))
 
-    episodes = [one.audit.episodes for one in mine]
+    episodes = [burst.audit.episodes for burst in bursts]
     return {
         "mode": mode,
         "producers": producers,
         "episodes": speed(episodes),
-        "transitions": speed([one.audit.steps for one in mine]),
-        "bytes": speed([one.bytes for one in mine]),
-        "group": sum(episodes) / sum(one.groups for one in mine),
-        "ack_ms": milliseconds([wait for one in mine for wait in one.waits]),
-        "audits": [checked(one.audit) for one in mine],
+        "transitions": speed([burst.audit.steps for burst in bursts]),
+        "bytes": speed([burst.bytes for burst in bursts]),
+        "group": sum(episodes) / sum(burst.groups for burst in bursts),
+        "ack_ms": milliseconds([wait for burst in bursts for wait in burst.waits]),
+        "audits": [checked(burst.audit) for burst in bursts],
     }
 
 
@@ -233,9 +233,9 @@ def report_protections(folder: Path, size: Size) -> dict[str, Any]:
     finally:
         for system in systems.values():
             system.kill()
-    found: dict[str, Any] = {
-        "on_of_off": ratios(turns["on"], turns["off"], lambda turn: turn.pieces),
-        "on_of_off_by_cpu": ratios(turns["on"], turns["off"], lambda turn: turn.pieces_by_cpu),
+    results: dict[str, Any] = {
+        "on_of_off": ratios(turns["on"], turns["off"], lambda turn: turn.windows),
+        "on_of_off_by_cpu": ratios(turns["on"], turns["off"], lambda turn: turn.windows_by_cpu),
         "on": _sampling_row(turns["on"], {"still": turns["on"], "rest": turns["on"]}),
         "off": _sampling_row(turns["off"], {"still": turns["off"], "rest": turns["off"]}),
         "audits": audits,
@@ -244,17 +244,17 @@ def report_protections(folder: Path, size: Size) -> dict[str, Any]:
         f"\nProtections: {HARD} transitions/s offered, {size.pairs} pairs of turns of "
         f"{size.seconds:g} s, a new view every {size.refresh} updates"
     )
-    print("protections  offered/s  pieces/s  refresh ms  store CPU  ack ms: p50     p99")
+    print("protections  offered/s  windows/s  refresh ms  store CPU  ack ms: p50     p99")
     for name in systems:
-        row = found[name]
+        row = results[name]
         print(
-            f"{name:11} {row['offered']:10.0f} {row['pieces']:9.0f} {row['refresh_ms']:11.1f}"
+            f"{name:11} {row['offered']:10.0f} {row['windows']:9.0f} {row['refresh_ms']:11.1f}"
             f" {row['store_cpu']:10.1%} {row['ack_ms']['p50']:12.2f} {row['ack_ms']['p99']:7.2f}"
         )
-    for name, what in (("on_of_off", "pieces a second"), ("on_of_off_by_cpu", "by CPU time")):
-        low, middle, high = found[name]
-        print(f"on/off, {what}: {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
-    return found
+    for name, unit in (("on_of_off", "windows a second"), ("on_of_off_by_cpu", "by CPU time")):
+        low, middle, high = results[name]
+        print(f"on/off, {unit}: {middle:.3f} (quartiles {low:.3f} to {high:.3f})")
+    return results
 
 
 if __name__ == "__main__":

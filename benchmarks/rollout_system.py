@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import ray
 
 from actors.remote import RolloutActor
-from actors.reports import RolloutReport
+from actors.reports import RolloutStatus
 from actors.rollout_loop import ExplorationConfig
 from actors.rollout_worker import RolloutConfig
 from benchmarks.live_system import cpu_seconds
@@ -30,7 +30,8 @@ from m3pc.telemetry.catalogue import (
     ENV_STEPS,
     PLANNER_BUSY,
 )
-from m3pc.telemetry.recorder import Metric, Snapshot, merged, value
+from m3pc.telemetry.process_report import ProcessReport
+from m3pc.telemetry.recorder import Metric, Snapshot, merge, value
 from m3pc.types import PlannerEndpoint
 from planner.server.client import PlannerClient
 from planner.server.remote import PlannerActor
@@ -38,13 +39,13 @@ from planner.server.service import PlannerService
 from replay.format.manifest import Header
 from replay.format.payload import encode
 from replay.server.client import StoreClient
-from replay.server.remote import start_store
+from replay.server.remote import StoreActor
 
 ENV = "d4rl/Hopper-v2"
 ENV_KWARGS = {"terminate_when_unhealthy": False}
 STATES, ACTIONS, HORIZON = 11, 3, 1000
 NO_LIMIT = 10**9  # steps that collecting may run ahead of learning
-PATIENCE = 60.0  # seconds; whoever takes longer hangs
+PATIENCE = 60.0  # seconds; a call that takes longer hangs
 
 
 class Shape(NamedTuple):
@@ -54,15 +55,15 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """Who is asked for actions, by the slot of the actor that asks."""
+    """Which planner an actor asks, by the slot of the actor."""
 
-    planners: tuple[str, ...]  # whose work is counted
-    asks: Callable[[int], PlannerEndpoint]
+    planners: tuple[str, ...]  # servers whose work is counted
+    planner_of: Callable[[int], PlannerEndpoint]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What happened in some seconds. Shares are of one process's time."""
+    """Rates over some seconds. Shares are of one process's time."""
 
     steps: float  # a second, of all environments
     steps_by_cpu: float  # a second of processor time of all actors and planners together
@@ -74,7 +75,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class Counts:
     """All that actors and planners have counted so far."""
 
     at: float
@@ -83,26 +84,22 @@ class Look:
 
 
 class System:
-    """Its processes live in the Ray session of whoever makes it."""
+    """Its processes live in the Ray session of the caller."""
 
     def __init__(self, folder: Path, source: Path) -> None:
         self._place = RunEndpoints(run=folder, id="bench", coordinator="")
         self._source, self._config = source, checkpoint.read(source).weights.config
         config = replace(self._config, {"online.slack": NO_LIMIT, "fleet.durability": "os"})
-        self._store = start_store(
-            self._place.name("store"),
-            namespace=NAMESPACE,
-            path=str(folder / REPLAY),
-            header=Header(
-                states=STATES,
-                actions=ACTIONS,
-                max_episode_steps=HORIZON,
-                env=ENV,
-                source={"kind": "bench"},
-            ),
-            online=config.online,
-            fleet=config.fleet,
+        header = Header(
+            states=STATES,
+            actions=ACTIONS,
+            max_episode_steps=HORIZON,
+            env=ENV,
+            source={"kind": "bench"},
         )
+        store = cast(Any, StoreActor).options(name=self._place.name("store"), namespace=NAMESPACE)
+        self._store = store.remote(str(folder / REPLAY), header, config.online, config.fleet)
+        ray.get(self._store.status.remote(), timeout=PATIENCE)  # recovered
         self._planners: dict[str, Any] = {}
         self._actors: dict[tuple[str, int], Any] = {}
 
@@ -121,11 +118,18 @@ class System:
         return name
 
     def client(self, names: Sequence[str], slot: int) -> PlannerClient:
-        return PlannerClient(names, NAMESPACE, deadline=self._config.fleet.deadline, slot=slot)
+        return PlannerClient(
+            names,
+            NAMESPACE,
+            window=self._config.model.window,
+            horizon=self._config.planner.horizon,
+            deadline=self._config.fleet.deadline,
+            slot=slot,
+        )
 
     def planner_cpu(self, name: str) -> float:
         """Seconds of processor time that a planner server has used."""
-        return cpu_seconds(ray.get(self._planners[name].report.remote(), timeout=PATIENCE)[2])
+        return cpu_seconds(ray.get(self._planners[name].report.remote(), timeout=PATIENCE).pid)
 
     def close(self) -> None:
         for handle in (*self._actors.values(), *self._planners.values(), self._store):
@@ -136,14 +140,14 @@ class System:
         kind = "served" if way.planners else "inside"  # those that load torch are not used again
         slots = range(shape.actors)
         handles = [self._actor(kind, slot) for slot in slots]
-        orders = [self._order(way.asks(slot), mode, shape.envs) for slot in slots]
-        _all(handle.start.remote(order) for handle, order in zip(handles, orders, strict=True))
+        configs = [self._rollout_config(way.planner_of(slot), mode, shape.envs) for slot in slots]
+        _all(handle.start.remote(config) for handle, config in zip(handles, configs, strict=True))
         try:
             self._wait_until_all_step(handles)
             time.sleep(warm)
-            before = self._look(handles, way.planners)
+            before = self._counts(handles, way.planners)
             time.sleep(seconds)
-            after = self._look(handles, way.planners)
+            after = self._counts(handles, way.planners)
         finally:
             _all(handle.drain.remote(PATIENCE) for handle in handles)
         return _turn(before, after, shape.actors, len(way.planners))
@@ -153,15 +157,13 @@ class System:
             self._actors[kind, slot] = cast(Any, RolloutActor).options(num_cpus=0).remote(slot)
         return self._actors[kind, slot]
 
-    def _order(self, planner: PlannerEndpoint, mode: Mode, envs: int) -> RolloutConfig:
-        model, fleet = self._config.model, self._config.fleet
+    def _rollout_config(self, planner: PlannerEndpoint, mode: Mode, envs: int) -> RolloutConfig:
+        fleet = self._config.fleet
         return RolloutConfig(
             env_id=ENV,
             env_kwargs=ENV_KWARGS,
             seed=0,
-            acting=ExplorationConfig(
-                window=model.window, horizon=self._config.planner.horizon, mode=mode
-            ),
+            exploration=ExplorationConfig(mode=mode),
             planner=planner,
             sink=StoreClient(self._place.name("store"), NAMESPACE, fleet.deadline),
             encode=encode,
@@ -172,21 +174,24 @@ class System:
     def _wait_until_all_step(self, handles: Sequence[Any]) -> None:
         end = time.monotonic() + PATIENCE
         while True:
-            reports: list[RolloutReport] = _all(handle.report.remote() for handle in handles)
-            failed = [found.reason for found in reports if found.state == "failed"]
+            reports: list[ProcessReport[RolloutStatus]] = _all(
+                handle.report.remote() for handle in handles
+            )
+            statuses = [report.detail for report in reports]
+            failed = [status.reason for status in statuses if status.state == "failed"]
             assert not failed, failed
-            if all(value(found.snapshot, ENV_STEPS) for found in reports):
+            if all(value(report.snapshot, ENV_STEPS) for report in reports):
                 return
             assert time.monotonic() < end, "an actor does not begin to step"
             time.sleep(0.05)
 
-    def _look(self, actors: Sequence[Any], planners: Sequence[str]) -> Look:
-        reports: list[RolloutReport] = _all(handle.report.remote() for handle in actors)
-        served = _all(self._planners[name].report.remote() for name in planners)
-        pids = [*(each.pid for each in reports), *(pid for _, _, pid, _ in served)]
-        snapshots = [*(each.snapshot for each in reports), *(each[0] for each in served)]
-        return Look(
-            at=time.monotonic(), cpu=sum(map(cpu_seconds, pids)), snapshot=merged(snapshots)
+    def _counts(self, actors: Sequence[Any], planners: Sequence[str]) -> Counts:
+        handles = [*actors, *(self._planners[name] for name in planners)]
+        reports: list[ProcessReport[Any]] = _all(handle.report.remote() for handle in handles)
+        return Counts(
+            at=time.monotonic(),
+            cpu=sum(cpu_seconds(report.pid) for report in reports),
+            snapshot=merge(report.snapshot for report in reports),
         )
 
 
@@ -203,7 +208,7 @@ def grown(before: Snapshot, after: Snapshot, metric: Metric, label: str = "") ->
     return total(after) - total(before)
 
 
-def _turn(before: Look, after: Look, actors: int, planners: int) -> Turn:
+def _turn(before: Counts, after: Counts, actors: int, planners: int) -> Turn:
     by, seconds = partial(grown, before.snapshot, after.snapshot), after.at - before.at
     batches = _count(after.snapshot) - _count(before.snapshot)
     return Turn(

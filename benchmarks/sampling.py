@@ -1,11 +1,11 @@
-"""How fast pieces of 8 steps come out of a store, against a Python loop and against memcpy.
+"""How fast windows of 8 steps come out of a store, compared with a Python loop and with memcpy.
 
     python -m benchmarks.sampling [--rows 10000 100000 1000000 10000000]
 
 One run, one thread, batch 2048, hopper's sizes (11 state and 3 action dimensions), named columns.
 Everything is measured in turns, so that a noisy machine disturbs all of it alike; the median of
 the turns counts. `memcpy` copies as many bytes as a batch has from one place to another;
-`scattered` copies them from as many random places as a batch has pieces, which no sampler can beat
+`scattered` copies them from as many random places as a batch has windows, which no sampler can beat
 by much once the data are larger than the caches.
 """
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
     rows = parser.parse_args().rows
-    print(f"batch {BATCH}, {LENGTH} steps a piece; millions of pieces a second, one thread")
+    print(f"batch {BATCH}, windows of {LENGTH} steps; millions of windows a second, one thread")
     print(
         f"{'rows':>10} {'files':>5} {'store':>8} {'loop':>8} {'scattered':>9} {'memcpy':>8}"
         f" {'store/loop':>10} {'store/scattered':>15} {'store/memcpy':>12}"
@@ -85,7 +85,7 @@ def report(store: Store) -> None:
 
 
 class Loop:
-    """What one writes first: draw an episode and a start, slice, collect, stack."""
+    """The obvious way: draw an episode and a start, slice, collect, stack."""
 
     def __init__(self, store: Store) -> None:
         rule = ReturnRule(max_episode_steps=EPISODE)
@@ -96,12 +96,12 @@ class Loop:
 
     def batch(self, update: int) -> object:
         rng = counter_stream(0, update)
-        pieces = []
+        windows = []
         for _ in range(BATCH):
             episode = self._episodes[rng.integers(len(self._episodes))]
             first = rng.integers(EPISODE - LENGTH + 1)
-            pieces.append([column[first : first + LENGTH] for column in episode])
-        return [np.stack(column) for column in zip(*pieces, strict=True)]
+            windows.append([column[first : first + LENGTH] for column in episode])
+        return [np.stack(column) for column in zip(*windows, strict=True)]
 
 
 class Scattered:
@@ -128,7 +128,7 @@ class Memcpy:
 
 
 def measure(candidates: dict[str, Callable[[int], object]]) -> dict[str, float]:
-    """Median over turns of each candidate's millions of pieces a second."""
+    """Median over turns of each candidate's millions of windows a second."""
     turns: dict[str, list[float]] = {name: [] for name in candidates}
     update = 0
     for _ in range(TURNS):

@@ -1,4 +1,4 @@
-"""A planner server that always has enough to do, against the direct call on the same rows."""
+"""A planner server under full load, compared with the direct call on the same rows."""
 
 import time
 from collections import deque
@@ -22,14 +22,14 @@ from planner.policy import Policy
 from planner.server.client import PlannerClient
 from planner.server.service import PlannerService
 
-AHEAD = 2  # batches that are asked for before the first is answered
+AHEAD = 2  # batches requested before the first is answered
 AIM = 0.9
 HEAD = (
     *("mode", "rows", "requests", "direct decisions/s", "server's decisions/s"),
     *("server / direct", "by CPU", "without Ray / direct", "by CPU"),
 )
 
-Submit = Callable[[PlanRequest], Callable[[], object]]  # what waits for the answer
+Submit = Callable[[PlanRequest], Callable[[], object]]  # returns a function that waits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +44,22 @@ class Load:
         return sum(len(ask.window) for ask in self.asks)
 
 
-class Took(NamedTuple):
-    seconds: float  # for as many batches as were asked for
-    computed: int  # batches in all, before and after them too
+class Timing(NamedTuple):
+    seconds: float  # for the timed batches
+    computed: int  # all batches, also those before and after the timed ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    run: Callable[[Load, int], Took]
-    cpu: Callable[[], float]  # seconds that were used so far
+    run: Callable[[Load, int], Timing]
+    cpu: Callable[[], float]  # processor seconds used so far
 
-    def speeds(self, given: Load, batches: int) -> tuple[float, float]:
-        """Decisions a second, and a second of processor time."""
+    def speeds(self, requests: Load, batches: int) -> tuple[float, float]:
+        """Decisions per second, and per second of processor time."""
         before = self.cpu()
-        took = self.run(given, batches)
+        timing = self.run(requests, batches)
         cpu = self.cpu() - before
-        return given.rows * batches / took.seconds, given.rows * took.computed / cpu
+        return requests.rows * batches / timing.seconds, requests.rows * timing.computed / cpu
 
 
 def report_served(
@@ -88,7 +88,7 @@ def report_served(
                 ),
             }
             loads = [load(weights, mode, batch, request) for mode in modes]
-            rows += [_row(given, kinds, rounds, seconds) for given in loads]
+            rows += [_row(requests, kinds, rounds, seconds) for requests in loads]
     print(
         f"\n### The server and the direct call, width {width}\n\n"
         f"{AHEAD} batches on their way; {rounds} rounds. "
@@ -133,11 +133,11 @@ def load(weights: Weights, mode: Mode, rows: int, count: int) -> Load:
     return Load(mode=mode, asks=tuple(asks))
 
 
-def direct(policy: Policy, given: Load, batches: int) -> Took:
+def direct(policy: Policy, requests: Load, batches: int) -> Timing:
     begin = time.perf_counter()
     for _ in range(batches):
-        policy.answer(given.asks)
-    return Took(time.perf_counter() - begin, batches)
+        policy.answer(requests.asks)
+    return Timing(time.perf_counter() - begin, batches)
 
 
 def in_process(service: PlannerService) -> Submit:
@@ -154,14 +154,14 @@ def over_ray(client: PlannerClient) -> Submit:
     return submit
 
 
-def served(submit: Submit, given: Load, batches: int) -> Took:
-    """Timed in the middle of a stream, so that the server never waits for work."""
-    waiting = deque(submit(ask) for ask in given.asks * AHEAD)
+def served(submit: Submit, requests: Load, batches: int) -> Timing:
+    """Times batches in the middle of a stream, so that the server never waits for work."""
+    waiting = deque(submit(ask) for ask in requests.asks * AHEAD)
 
     def answered() -> None:
-        for ask in given.asks:
-            found = waiting.popleft()()
-            assert isinstance(found, Decision), found
+        for ask in requests.asks:
+            decision = waiting.popleft()()
+            assert isinstance(decision, Decision), decision
             waiting.append(submit(ask))
 
     answered()
@@ -171,23 +171,24 @@ def served(submit: Submit, given: Load, batches: int) -> Took:
     seconds = time.perf_counter() - begin
     while waiting:
         waiting.popleft()()
-    return Took(seconds, batches + 1 + AHEAD)
+    return Timing(seconds, batches + 1 + AHEAD)
 
 
-def _row(given: Load, kinds: Mapping[str, Kind], rounds: int, seconds: float) -> dict[str, Any]:
-    kinds["direct"].run(given, 2)
-    batches = max(3, round(seconds / kinds["direct"].run(given, 1).seconds))
+def _row(requests: Load, kinds: Mapping[str, Kind], rounds: int, seconds: float) -> dict[str, Any]:
+    kinds["direct"].run(requests, 2)
+    batches = max(3, round(seconds / kinds["direct"].run(requests, 1).seconds))
     speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
     for _ in range(rounds):
         for name, kind in kinds.items():
-            speeds[name].append(kind.speeds(given, batches))
-    found: dict[str, Any] = {"mode": given.mode, "rows": given.rows, "batches": batches}
-    found["requests"] = len(given.asks)
-    found["decisions"] = {
-        name: float(np.median([speed for speed, _ in mine])) for name, mine in speeds.items()
+            speeds[name].append(kind.speeds(requests, batches))
+    row: dict[str, Any] = {"mode": requests.mode, "rows": requests.rows, "batches": batches}
+    row["requests"] = len(requests.asks)
+    row["decisions"] = {
+        name: float(np.median([speed for speed, _ in measured]))
+        for name, measured in speeds.items()
     }
-    for name, mine in speeds.items():
-        for n, how in enumerate(("", " by CPU")):
+    for name, measured in speeds.items():
+        for n, suffix in enumerate(("", " by CPU")):
             below = [speed[n] for speed in speeds["direct"]]
-            found[name + how] = ratios([speed[n] for speed in mine], below)
-    return found
+            row[name + suffix] = ratios([speed[n] for speed in measured], below)
+    return row

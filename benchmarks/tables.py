@@ -1,4 +1,4 @@
-"""Numbers of several rounds as Markdown, and whether they reach what was aimed at."""
+"""Markdown tables of benchmark results, with quartiles over rounds and comparisons with aims."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,7 @@ import numpy as np
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a Markdown table."""
     for row in (head, ["---"] * len(head), *rows):
         print(f"| {' | '.join(row)} |")
 
@@ -15,14 +16,16 @@ def quartiles(values: Sequence[float]) -> list[float]:
 
 
 def ratios(tops: Sequence[float], bottoms: Sequence[float]) -> list[float]:
-    """Quartiles over the rounds: each compares two turns of the same round."""
+    """Quartiles of ratios: the two measurements of a round are compared with each other."""
     return quartiles([top / bottom for top, bottom in zip(tops, bottoms, strict=True)])
 
 
-def shown(found: Sequence[float]) -> str:
-    low, middle, high = found
+def shown(values: Sequence[float]) -> str:
+    """A median with its quartiles, as `quartiles` gives them."""
+    low, middle, high = values
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def judge(what: str, found: float, aim: float) -> None:
-    print(f"- {what}: {found:.2f}, aim {aim:g}: {'reached' if found >= aim else 'MISSED'}")
+def judge(name: str, value: float, aim: float) -> None:
+    """Print whether a value reaches its aim."""
+    print(f"- {name}: {value:.2f}, aim {aim:g}: {'reached' if value >= aim else 'MISSED'}")

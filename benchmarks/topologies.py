@@ -1,6 +1,6 @@
-"""Other ways to ask for actions than through one planner server, to compare with. E environments.
+"""Alternatives to one planner server that batches, to compare with. E environments.
 
-All are `Asks`: the same rollout processes take any of them.
+All are `PlannerEndpoint`s: the same rollout processes take any of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,18 +10,26 @@ from functools import cached_property
 import numpy as np
 
 from m3pc.types import Decision, PendingDecision, PlanRequest
-from planner.requests import DECISION, in_pieces, some
+from planner.requests import DECISION_FIELDS, answer_in_chunks, select_rows
 from planner.server.client import PlannerClient
 
 
 @dataclass(frozen=True, slots=True)
 class EachAlone:
-    """A call for every environment: all of them are sent before the first answer is awaited."""
+    """A request for each environment; all are sent before the first reply is awaited."""
 
     client: PlannerClient
 
+    @property
+    def window(self) -> int:
+        return self.client.window
+
+    @property
+    def horizon(self) -> int:
+        return self.client.horizon
+
     def ask(self, ask: PlanRequest) -> "AllOf":
-        rows = (some(ask.window, slice(row, row + 1)) for row in range(len(ask.window)))
+        rows = (select_rows(ask.window, slice(row, row + 1)) for row in range(len(ask.window)))
         return AllOf([self.client.ask(replace(ask, window=window)) for window in rows])
 
 
@@ -30,22 +38,27 @@ class AllOf:
     pending: Sequence[PendingDecision]
 
     def result(self, patience: float, stop: Callable[[], bool]) -> Decision:
-        found = [each.result(patience, stop) for each in self.pending]
-        rows = {name: np.concatenate([getattr(each, name) for each in found]) for name in DECISION}
-        return Decision(**rows, version=found[0].version)
+        decisions = [pending.result(patience, stop) for pending in self.pending]
+        rows = {
+            name: np.concatenate([getattr(decision, name) for decision in decisions])
+            for name in DECISION_FIELDS
+        }
+        return Decision(**rows, version=decisions[0].version)
 
 
 @dataclass(frozen=True)
 class Inside:
-    """The process plans by itself, for one environment after the other. It loads torch."""
+    """The rollout process plans itself, for one environment after the other. It loads torch."""
 
     source: str  # path of a checkpoint
+    window: int
+    horizon: int
 
     def ask(self, ask: PlanRequest) -> "Later":
         return Later(self._decide, ask)
 
     def _decide(self, ask: PlanRequest) -> Decision:
-        return in_pieces(self._answer, [ask], 1)[0]
+        return answer_in_chunks(self._answer, [ask], 1)[0]
 
     @cached_property
     def _answer(self) -> Callable[[Sequence[PlanRequest]], list[Decision]]:

@@ -56,25 +56,25 @@ class Audit(NamedTuple):
     steps: int
     missing: int  # of these episodes
     twice: int
-    strange: int  # episodes in the store that nobody sent
+    strange: int  # episodes in the store that no producer sent
 
 
 def audit(path: Path, sent: Sequence[Sent]) -> Audit:
     """Compare a store with what its producers, in the order of their slots, sent to it."""
     store = Store(path)
     rows = [row for s in store.segments if s.keys is not None for row in s.keys.tolist()]
-    found = [AppendKey(*row) for row in rows]
+    stored = [AppendKey(*row) for row in rows]
     expected = {
         AppendKey(slot, 0, sequence)
         for slot, (episodes, _) in enumerate(sent)
         for sequence in range(episodes)
     }
-    steps = sum(one.steps for one in sent)
+    steps = sum(producer.steps for producer in sent)
     assert store.totals.steps == steps, f"{store.totals.steps} steps stored, {steps} sent"
     return Audit(
         episodes=len(expected),
         steps=steps,
-        missing=len(expected - set(found)),
-        twice=len(found) - len(set(found)),
-        strange=len(set(found) - expected),
+        missing=len(expected - set(stored)),
+        twice=len(stored) - len(set(stored)),
+        strange=len(set(stored) - expected),
     )

@@ -1,7 +1,7 @@
-"""A live store without any protection, to compare with: fast, and not to be trusted with anything.
+"""A live store without any protection, for comparison only: fast, and unsafe.
 
-Payloads are taken as they come, CRC-32 and SHA-256 are constants, readers check nothing, nothing is
-ever synced. The manifest's few lines stay as they are.
+Payloads are not checked, CRC-32 and SHA-256 are constants, readers check nothing, nothing is ever
+synced. The few lines of the manifest are written as usual.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,15 @@ from replay.writing import writer
 
 def trusting_decode(content: bytes, header: Header) -> Episode:
     _, _, rows, ended, seed, *tags = payload.HEAD.unpack_from(content)
-    version, last_version, condition, utility = tags
-    place = payload.HEAD.size + len(payload._frame(header.states, header.actions, rows).before)
+    version, last_version, target_return, utility = tags
+    place = payload.HEAD.size + len(
+        payload.stream_frame(header.states, header.actions, rows).before
+    )
     columns: list[Floats] = []
     for width in (header.states, header.actions, 1):
         values = np.frombuffer(content, np.float32, rows * width, place)
         columns.append(values.reshape(rows, width))
-        place += payload._padded(rows * width)
+        place += payload.padded_bytes(rows * width)
     return Episode(
         states=columns[0],
         actions=columns[1][:-1],
@@ -38,7 +40,7 @@ def trusting_decode(content: bytes, header: Header) -> Episode:
         seed=seed,
         version=version,
         last_version=last_version,
-        target_return=condition,
+        target_return=target_return,
         utility=utility,
     )
 
@@ -50,8 +52,8 @@ def trusting_map(disk: fs.FS, folder: Path, entry: FileEntry, schema: pa.Schema)
 DIGEST = SimpleNamespace(update=lambda content: None, hexdigest=lambda: "0" * 64)
 REPLACEMENTS: tuple[tuple[Any, str, Any], ...] = (
     (writer, "decode", trusting_decode),
-    (log, "_checksum", lambda parts, salt: b"none"),
-    (log, "check", lambda episode, header, number: None),
+    (log, "checksum", lambda parts, salt: b"none"),
+    (log, "check_episode", lambda episode, header, number: None),
     (segment, "hashlib", SimpleNamespace(sha256=lambda content=b"": DIGEST)),
     (segment, "_map", trusting_map),
     (fs.DiskFile, "sync", lambda self: None),

@@ -128,14 +128,14 @@ def _pip_settings() -> dict[str, str]:
 
 
 def _pip_folders() -> list[Path]:
-    """Where this machine's pip finds packages and certificates: the root's is to find them, too."""
-    told = subprocess.run(
+    """Where this machine's pip finds packages and certificates, for the pip inside the root."""
+    listing = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     ).stdout
-    found = [Path(path) for path in re.findall(r"(?<![\w.])(/[\w./-]+)", told)]
-    files = [Path("/etc/pip.conf"), Path("/etc/ssl/certs"), *found]
-    chosen = [path for path in files if path.exists()]
-    outer = [path for path in chosen if not any(other in path.parents for other in chosen)]
+    named = [Path(path) for path in re.findall(r"(?<![\w.])(/[\w./-]+)", listing)]
+    files = [Path("/etc/pip.conf"), Path("/etc/ssl/certs"), *named]
+    present = [path for path in files if path.exists()]
+    outer = [path for path in present if not any(other in path.parents for other in present)]
     return sorted(set(outer))
 
 
@@ -177,12 +177,12 @@ def main() -> None:
     parser.add_argument("root", type=Path)
     parser.add_argument("--target", required=True)
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
-    told, command = sys.argv[1:], []
-    if "--" in told:
-        told, command = told[: told.index("--")], told[told.index("--") + 1 :]
-    options = parser.parse_args(told)
+    words, command = sys.argv[1:], []
+    if "--" in words:
+        words, command = words[: words.index("--")], words[words.index("--") + 1 :]
+    options = parser.parse_args(words)
     arguments, stages = parse((REPOSITORY / "docker/Dockerfile").read_text())
-    arguments |= dict(each.split("=", 1) for each in options.build_arg)
+    arguments |= dict(pair.split("=", 1) for pair in options.build_arg)
     assert options.target in stages, f"no stage {options.target!r}: {', '.join(stages)}"
     root = Root(options.root.resolve())
     root.make()

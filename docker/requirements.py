@@ -1,5 +1,5 @@
-"""Print what pyproject.toml asks for, a line each, for `pip install -r`: an image gets dependencies
-without the project, so that a change of code does not build it anew."""
+"""Print the dependencies in pyproject.toml, one per line, for `pip install -r`: images contain the
+dependencies without the project, so a change of code does not rebuild them."""
 
 import argparse
 import re
@@ -11,11 +11,11 @@ NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def requirements(project: Path, without: list[str]) -> list[str]:
-    found: list[str] = tomllib.loads(project.read_text())["project"]["dependencies"]
-    names = [match.group() for line in found if (match := NAME.match(line))]
+    dependencies: list[str] = tomllib.loads(project.read_text())["project"]["dependencies"]
+    names = [match.group() for line in dependencies if (match := NAME.match(line))]
     if missing := set(without) - set(names):
-        sys.exit(f"{project} does not ask for {', '.join(sorted(missing))}: nothing to leave out")
-    return [line for line, name in zip(found, names, strict=True) if name not in without]
+        sys.exit(f"{project} does not require {', '.join(sorted(missing))}, which --without names")
+    return [line for line, name in zip(dependencies, names, strict=True) if name not in without]
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""An arm at 20 Hz, pretended by a simulator: what it sees goes to `m3pc serve`, which says what to
-do.
+"""A simulated arm at 20 Hz: it sends observations to `m3pc serve` and executes its actions.
 
     pip install 'm3pc[robosuite]'
     m3pc serve runs/lift --token-file token --record data/robot
     python examples/robot_loop.py --token-file token
 
-runs/lift is a model of robosuite/Lift; docs/MANIPULATION.md says how to make one. The environment
-is the one that the served model was trained for, an arm or not: with runs/quickstart/hopper it is a
-hopper, and nothing of robosuite is needed. A real robot has the same loop, around its own sensors
-and motors: all that it needs of this repository is the file m3pc/robot_client.py.
+runs/lift is a model of robosuite/Lift; docs/MANIPULATION.md says how to train one. The environment
+is the one that the served model was trained for: with runs/quickstart/hopper it is a hopper, and
+robosuite is not needed. A real robot has the same loop around its own sensors and motors; from
+this repository it needs only the file m3pc/robot_client.py.
 """
 
 import argparse
@@ -19,24 +18,24 @@ from typing import Any, NamedTuple
 
 import gymnasium
 
-from m3pc.core.env_ids import refuse_strangers
+from m3pc.core.env_ids import refuse_foreign_code
 from m3pc.envs import make
 from m3pc.robot_client import ClientAnswer, Planner
 
-ARM = "robosuite/Lift"  # where a model does not say what it was trained for
+ARM = "robosuite/Lift"  # for models that do not name their environment
 
 
-class Played(NamedTuple):
-    total: float  # reward
+class EpisodeResult(NamedTuple):
+    total: float  # sum of rewards
     stored: str
     round_trips: list[float]  # seconds
     answers: list[ClientAnswer]
-    overruns: int  # steps that began later than they should
-    success: bool | None  # where the task says so
+    overruns: int  # steps that began too late
+    success: bool | None  # None if the task does not say
 
 
 class Clock:
-    """Ticks `hz` times a second; a tick that is missed is not made up for."""
+    """Ticks `hz` times a second; a missed tick is not made up for."""
 
     def __init__(self, hz: float) -> None:
         self._period, self._next = 1 / hz, time.perf_counter()
@@ -52,8 +51,8 @@ class Clock:
             self._next -= left
 
 
-def play(planner: Planner, env: gymnasium.Env[Any, Any], hz: float, **terms: Any) -> Played:
-    """One episode, one step a tick."""
+def play(planner: Planner, env: gymnasium.Env[Any, Any], hz: float, **terms: Any) -> EpisodeResult:
+    """One episode, one step per tick."""
     observation, _ = env.reset(seed=terms["seed"])
     clock, answers, round_trips, total = Clock(hz), [], [], 0.0
     reward: float | None = None
@@ -62,17 +61,17 @@ def play(planner: Planner, env: gymnasium.Env[Any, Any], hz: float, **terms: Any
             begin = time.perf_counter()
             answers.append(session.act(observation, reward))
             round_trips.append(time.perf_counter() - begin)
-            observation, found, terminated, truncated, info = env.step(
+            observation, step_reward, terminated, truncated, info = env.step(
                 [min(max(number, -1.0), 1.0) for number in answers[-1].action]
             )
-            reward = float(found)
+            reward = float(step_reward)
             total += reward
-            over = session.steps >= session.told["step_limit"]
-            if terminated or truncated or over:
+            at_limit = session.steps >= session.opened["step_limit"]
+            if terminated or truncated or at_limit:
                 ended = session.end(
-                    observation, reward, terminated=terminated, truncated=truncated or over
+                    observation, reward, terminated=terminated, truncated=truncated or at_limit
                 )
-                return Played(
+                return EpisodeResult(
                     total=total,
                     stored=ended["stored"],
                     round_trips=round_trips,
@@ -83,15 +82,15 @@ def play(planner: Planner, env: gymnasium.Env[Any, Any], hz: float, **terms: Any
             clock.tick()
 
 
-def shown(played: Played) -> str:
-    cuts = quantiles([1000 * each for each in played.round_trips] * 2, n=100)
-    late = sum(answer.late for answer in played.answers)
-    mean = sum(answer.candidates for answer in played.answers) / len(played.answers)
-    success = "" if played.success is None else f"success {'yes' if played.success else 'no'}  "
+def summary(result: EpisodeResult) -> str:
+    cuts = quantiles([1000 * seconds for seconds in result.round_trips] * 2, n=100)
+    late = sum(answer.late for answer in result.answers)
+    mean = sum(answer.candidates for answer in result.answers) / len(result.answers)
+    success = "" if result.success is None else f"success {'yes' if result.success else 'no'}  "
     return (
-        f"{success}return {played.total:.1f}  steps {len(played.answers)}  p50 {cuts[49]:.1f} ms  "
-        f"p99 {cuts[98]:.1f} ms  late {late}  overruns {played.overruns}  candidates {mean:.0f}  "
-        f"stored: {played.stored}"
+        f"{success}return {result.total:.1f}  steps {len(result.answers)}  p50 {cuts[49]:.1f} ms  "
+        f"p99 {cuts[98]:.1f} ms  late {late}  overruns {result.overruns}  candidates {mean:.0f}  "
+        f"stored: {result.stored}"
     )
 
 
@@ -106,17 +105,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--name", default="robot", help="of the robot")
     parser.add_argument("--mode", help="rcbc, m, q or q0; default: the server's")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    token = given.token_file.read_text() if given.token_file else None
-    planner = Planner(given.address, token)
-    name = given.env or planner.weights()["env"] or ARM
-    if not given.env:
-        refuse_strangers(name, given.address)
+    options = parser.parse_args(arguments)
+    token = options.token_file.read_text() if options.token_file else None
+    planner = Planner(options.address, token)
+    name = options.env or planner.weights()["env"] or ARM
+    if not options.env:
+        refuse_foreign_code(name, options.address)
     env = make(name)
-    terms = {"name": given.name, "mode": given.mode, "step_limit": given.steps}
-    for episode in range(given.episodes):
-        played = play(planner, env, given.hz, seed=given.seed + episode, **terms)
-        print(shown(played), flush=True)
+    terms = {"name": options.name, "mode": options.mode, "step_limit": options.steps}
+    for episode in range(options.episodes):
+        result = play(planner, env, options.hz, seed=options.seed + episode, **terms)
+        print(summary(result), flush=True)
     env.close()  # type: ignore[no-untyped-call]
     planner.close()
 

@@ -1,4 +1,4 @@
-"""What decides whether planning can work, measured on episodes that nothing was learned from."""
+"""What decides whether planning can work: errors of model and critic on held-out episodes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,12 +24,12 @@ def measure_model(
     config: Config,
     batches: Iterable[WindowBatch[NDArray[Any]]],
 ) -> dict[str, float]:
-    """Mean squared errors in the model's space, with the present at the place it has in planning.
+    """Mean squared errors in the model's space; the current step stands where planning puts it.
 
-    `copy_*` is the error of taking the last seen state for every later one; 1 is about the error of
-    always answering the mean. Of actions, which are not normalised, that is `action_spread`; they
-    are asked for as a policy, between states that are all known (backward planning), and towards
-    the last state of the window (a single mask).
+    `copy_*` is the error of repeating the current state. Always predicting the mean has an error of
+    about 1, and of `action_spread` for actions, which are not normalised. Actions are predicted as
+    a policy (`action`), between known states as in backward planning (`action_between`), and
+    towards the window's last state (`action_towards`).
     """
     model.eval()
     length = config.model.window
@@ -37,20 +37,20 @@ def measure_model(
     rows: list[dict[str, Tensor]] = []
     for batch in batches:
         truth = tokens(batch, normaliser, config)
-        ahead = model(truth, visible("dynamics", now=now, length=length))
+        dynamics = model(truth, visible("dynamics", now=now, length=length))
         policy = model(truth, visible("policy", now=now, length=length))
         between = model(truth, visible("inverse", now=now, length=length))
         towards = model(truth, visible("path", now=now, length=length))
         actions = truth.actions[:, now]
-        kept = truth.states[:, now]
+        current = truth.states[:, now]
         rows.append(
             {
-                "state_1": _error(ahead.states[:, now + 1], truth.states[:, now + 1]),
-                "copy_1": _error(kept, truth.states[:, now + 1]),
-                "state_h": _error(ahead.states[:, -1], truth.states[:, -1]),
-                "copy_h": _error(kept, truth.states[:, -1]),
-                "reward": _error(ahead.rewards[:, now:], truth.rewards[:, now:]),
-                "return": _error(ahead.returns[:, now:], truth.returns[:, now:]),
+                "state_1": _error(dynamics.states[:, now + 1], truth.states[:, now + 1]),
+                "copy_1": _error(current, truth.states[:, now + 1]),
+                "state_h": _error(dynamics.states[:, -1], truth.states[:, -1]),
+                "copy_h": _error(current, truth.states[:, -1]),
+                "reward": _error(dynamics.rewards[:, now:], truth.rewards[:, now:]),
+                "return": _error(dynamics.returns[:, now:], truth.returns[:, now:]),
                 "action": _error(policy.mu[:, now].tanh(), actions),
                 "action_between": _error(between.mu[:, now].tanh(), actions),
                 "action_towards": _error(towards.mu[:, now].tanh(), actions),
@@ -64,25 +64,25 @@ def measure_model(
 def measure_critic(
     critic: Critic, batches: Iterable[TransitionBatch[NDArray[Any]]]
 ) -> dict[str, float]:
-    """Means of V, Q and the discounted return seen, and how V and Q go with it (correlation)."""
+    """Means of V, Q and the observed discounted return; correlations of V and of Q with it."""
     device = critic.state_mean.device
-    found: dict[str, list[NDArray[Any]]] = {"v": [], "q": [], "seen": []}
+    parts: dict[str, list[NDArray[Any]]] = {"v": [], "q": [], "seen": []}
     for batch in batches:
         states, actions = (torch.as_tensor(x).to(device) for x in (batch.states, batch.actions))
-        found["v"].append(critic.value(states).cpu().numpy())
-        found["q"].append(critic.quality(states, actions).cpu().numpy())
-        found["seen"].append(batch.returns)
-    columns = {name: np.concatenate(parts).astype(np.float64) for name, parts in found.items()}
+        parts["v"].append(critic.value(states).cpu().numpy())
+        parts["q"].append(critic.min_q(states, actions).cpu().numpy())
+        parts["seen"].append(batch.returns)
+    columns = {name: np.concatenate(arrays).astype(np.float64) for name, arrays in parts.items()}
     means = {f"{name}_mean": float(column.mean()) for name, column in columns.items()}
     return means | {
         f"{name}_correlation": _correlation(columns[name], columns["seen"]) for name in ("v", "q")
     }
 
 
-def _error(found: Tensor, truth: Tensor) -> Tensor:
-    return (found - truth).square().mean()
+def _error(predicted: Tensor, truth: Tensor) -> Tensor:
+    return (predicted - truth).square().mean()
 
 
-def _correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    spread = one.std() * other.std()
-    return float(((one - one.mean()) * (other - other.mean())).mean() / spread) if spread else 0.0
+def _correlation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    scale = x.std() * y.std()
+    return float(((x - x.mean()) * (y - y.mean())).mean() / scale) if scale else 0.0

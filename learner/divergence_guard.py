@@ -1,39 +1,41 @@
-"""When updates that are not finite have become too many to be left out."""
+"""When too many updates were not finite to go on by skipping them."""
 
 from collections import deque
 from collections.abc import Iterable
 
 from m3pc.types import DivergedError
 
-RUN_OF_BAD, WINDOW, SHARE = 10, 1000, 0.01
-MOST_ROLLBACKS = 3
+MAX_IN_A_ROW, WINDOW, MAX_SHARE = 10, 1000, 0.01  # skipped updates, of the last WINDOW
+MAX_ROLLBACKS = 3
 
 
 class DivergenceGuard:
-    """Counts updates that were left out. Ten in a row, or more than 1 % of the last thousand, ask
-    for a return to the last checkpoint; after three returns the run has diverged."""
+    """Counts skipped updates. Ten in a row, or more than 1 % of the last thousand, call for a
+    return to the last checkpoint; after three returns the run has diverged."""
 
-    def __init__(self, bad: Iterable[int] = (), rollbacks: int = 0) -> None:
-        self._bad = deque(bad)  # numbers of recent updates that were left out
+    def __init__(self, skipped: Iterable[int] = (), rollbacks: int = 0) -> None:
+        self._skipped = deque(skipped)  # numbers of recent updates
         self.rollbacks = rollbacks
 
-    def skipped(self, number: int) -> bool:
-        """Update `number` was left out; whether to go back."""
-        self._bad.append(number)
-        while self._bad[0] <= number - WINDOW:
-            self._bad.popleft()
-        row = list(range(number - RUN_OF_BAD + 1, number + 1))
-        return list(self._bad)[-RUN_OF_BAD:] == row or len(self._bad) > SHARE * WINDOW
+    def skip(self, number: int) -> bool:
+        """Count update `number` as skipped; whether to go back to the last checkpoint."""
+        self._skipped.append(number)
+        while self._skipped[0] <= number - WINDOW:
+            self._skipped.popleft()
+        in_a_row = list(range(number - MAX_IN_A_ROW + 1, number + 1))
+        return self.recent[-MAX_IN_A_ROW:] == in_a_row or len(self._skipped) > MAX_SHARE * WINDOW
 
-    def rolled_back(self) -> None:
-        if self.rollbacks == MOST_ROLLBACKS:
+    def roll_back(self) -> None:
+        """Count a return to the last checkpoint; DivergedError if it is one too many."""
+        if self.rollbacks == MAX_ROLLBACKS:
             raise DivergedError(
-                f"updates were not finite again after {MOST_ROLLBACKS} returns to the last "
+                f"updates were not finite again after {MAX_ROLLBACKS} returns to the last "
                 "checkpoint: training diverged; go on with a lower online.lr or critic.lr"
             )
         self.rollbacks += 1
-        self._bad.clear()
+        self._skipped.clear()
 
     @property
     def recent(self) -> list[int]:
-        return list(self._bad)
+        """Numbers of the updates skipped among the last thousand, for a checkpoint."""
+        return list(self._skipped)

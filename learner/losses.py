@@ -1,32 +1,35 @@
-"""What the trajectory model minimises. B rows, T steps, A action."""
+"""What the trajectory model minimises. B rows, T steps, A numbers of an action."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from m3pc.config.schema import EntropyConfig, LossConfig
-from m3pc.model import squashed_gaussian as actions
+from m3pc.model import squashed_gaussian
 from m3pc.model.btm import Prediction
 from m3pc.model.masks import ACTIONS, Mask
 from m3pc.model.normalisation import Tokens
 
+# `actions` is the squared error of visible actions. `scored` is 1 where the likelihood and the
+# entropy had an action to score; where it is 0, `nll` and `entropy` are 0 too.
+TERMS: Final = ("states", "actions", "rewards", "returns", "nll", "entropy", "scored", "total")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """Scalars. `nll` and `entropy` are 0 and `scored` is 0 where no action is scored."""
+    """The loss to minimise, and its terms for reports: one tensor, so that reading them is one
+    transfer from the device."""
 
-    states: Tensor
-    actions: Tensor  # squared error of visible actions
-    rewards: Tensor
-    returns: Tensor
-    nll: Tensor
-    entropy: Tensor
-    scored: Tensor  # 1 where likelihood and entropy had an action to look at
-    total: Tensor
+    total: Tensor  # with its graph
+    terms: Tensor  # [len(TERMS)], detached
 
-    def as_floats(self) -> dict[str, float]:
-        return {field.name: getattr(self, field.name).item() for field in fields(self)}
+    def __getitem__(self, name: str) -> Tensor:
+        """One term by its name in TERMS."""
+        return self.terms[TERMS.index(name)]
 
 
 def trajectory_losses(
@@ -39,50 +42,47 @@ def trajectory_losses(
     loss: LossConfig,
     entropy: EntropyConfig,
 ) -> Losses:
-    """Errors of everything, visible or not; likelihood and entropy of actions; their sum.
+    """Squared errors of all tokens, visible or not; likelihood and entropy of actions; their sum.
 
-    `noise` [B, T, A] is standard normal: the entropy is estimated with one draw a token.
+    `noise` [B, T, A] is standard normal: the entropy is estimated with one sample per token.
     """
-    assert prediction.states is not None and prediction.rewards is not None
-    assert prediction.returns is not None and prediction.mu is not None
-    assert prediction.log_sigma is not None
-    squared = {
-        "states": (prediction.states - tokens.states).square().mean(),
-        "rewards": (prediction.rewards - tokens.rewards).square().mean(),
-        "returns": (prediction.returns - tokens.returns).square().mean(),
-    }
-    seen = torch.tensor(mask[ACTIONS], device=tokens.actions.device)
-    visible_error = (prediction.mu.tanh() - tokens.actions).square()[:, seen].sum()
-    visible_error = visible_error / tokens.actions.numel()
-    scored = torch.ones_like(seen) if loss.actions_over == "all" else ~seen
-    nll, spread = _likelihood(prediction, tokens.actions, noise, scored, entropy)
-    action_terms = nll - alpha * spread
+    states = (prediction.states - tokens.states).square().mean()
+    rewards = (prediction.rewards - tokens.rewards).square().mean()
+    returns = (prediction.returns - tokens.returns).square().mean()
+    # Steps are chosen on the CPU, where the mask is: nothing here waits for the device.
+    visible = mask[ACTIONS]
+    visible_error = (prediction.mu.tanh() - tokens.actions).square()[:, _steps(visible, tokens)]
+    visible_error = visible_error.sum() / tokens.actions.numel()
+    scored = np.ones_like(visible) if loss.actions_over == "all" else ~visible
+    if scored.any():
+        steps = _steps(scored, tokens)
+        nll, entropy_estimate = _likelihood(prediction, tokens.actions, noise, steps, entropy)
+    else:
+        nll = entropy_estimate = tokens.actions.new_zeros(())
+    action_loss = nll - alpha * entropy_estimate
     if loss.visible_action_mse:
-        action_terms = action_terms + visible_error
+        action_loss = action_loss + visible_error
     weights = loss.weights
-    total = weights.actions * action_terms
-    for name, term in squared.items():
-        total = total + getattr(weights, name) * term
-    return Losses(
-        **squared,
-        actions=visible_error,
-        nll=nll,
-        entropy=spread,
-        scored=scored.any().to(total.dtype),
-        total=total,
-    )
+    total = weights.actions * action_loss
+    total = total + weights.states * states
+    total = total + weights.rewards * rewards
+    total = total + weights.returns * returns
+    any_scored = total.new_full((), float(scored.any()))
+    terms = (states, visible_error, rewards, returns, nll, entropy_estimate, any_scored, total)
+    return Losses(total=total, terms=torch.stack([term.detach() for term in terms]))
 
 
 def _likelihood(
-    prediction: Prediction, taken: Tensor, noise: Tensor, scored: Tensor, config: EntropyConfig
+    prediction: Prediction, actions: Tensor, noise: Tensor, steps: Tensor, config: EntropyConfig
 ) -> tuple[Tensor, Tensor]:
-    """Negative log likelihood and entropy: means over scored tokens, per dimension or summed."""
-    assert prediction.mu is not None and prediction.log_sigma is not None
-    if not scored.any():
-        return taken.new_zeros(()), taken.new_zeros(())
-    mu, log_sigma = prediction.mu[:, scored], prediction.log_sigma[:, scored]
-    nll = -actions.log_density(taken[:, scored], mu, log_sigma)
-    entropy = -actions.draw(mu, log_sigma, noise[:, scored])[1]
+    """Negative log likelihood and entropy at some steps: means, per dimension or summed over A."""
+    mu, log_sigma = prediction.mu[:, steps], prediction.log_sigma[:, steps]
+    nll = -squashed_gaussian.log_density(actions[:, steps], mu, log_sigma)
+    entropy = -squashed_gaussian.draw(mu, log_sigma, noise[:, steps])[1]
     if config.per == "joint":
         nll, entropy = nll.sum(dim=-1), entropy.sum(dim=-1)
     return nll.mean(), entropy.mean()
+
+
+def _steps(chosen: NDArray[np.bool_], tokens: Tokens) -> Tensor:
+    return torch.from_numpy(np.flatnonzero(chosen)).to(tokens.actions.device)

@@ -1,4 +1,4 @@
-"""The model and its critic while both go on learning from what is collected."""
+"""Finetuning: the model and its critic learn on from logged and collected episodes."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from learner.iql import CriticLearner
-from learner.optimiser import online_rate
+from learner.optimiser import LearningRate, online_rate
 from learner.process_group import ProcessGroup
 from learner.trajectory import TrajectoryLearner
 from m3pc.config.overrides import replace
 from m3pc.config.schema import Config
-from m3pc.model.weights import Weights, gather, part
+from m3pc.model.weights import Weights, gather_tensors, with_prefix
 from m3pc.types import Floats, TransitionBatch, WindowBatch
 
 
 class OnlineLearner:
-    """Starts from weights; update k is a function of what was before it, its batches and k."""
+    """Starts from weights; update k is a function of the state before it, its batches and k."""
 
     def __init__(
         self,
@@ -27,75 +27,75 @@ class OnlineLearner:
         config: Config,
         group: ProcessGroup | None = None,
     ) -> None:
-        """`training` is what pretraining kept beside the weights, or nothing. Of it the critic's
-        state goes on, and alpha where entropy.alpha_online says so; AdamW starts anew."""
+        """`training` is the state of pretraining, or empty. The critic continues from it, alpha too
+        if entropy.alpha_online is `keep`; AdamW starts anew."""
         device = config.compute.device
-        self._first, self.config = weights, config
+        self._initial, self.config = weights, config
         self.model = TrajectoryLearner(
             weights.model(device),
             weights.normaliser(device),
-            _online(config),
-            rate=partial(online_rate, config.online),
+            _with_online_losses(config),
+            rate=LearningRate("online.lr", partial(online_rate, config.online)),
             group=group,
         )
         self.critic = CriticLearner(weights.critic(device), config.critic, group)
         if config.entropy.alpha_online == "keep" and "model.log_alpha" in training:
             self.model.restore({"log_alpha": training["model.log_alpha"]})
-        if before := part(training, "critic."):
-            self.critic.restore(before)
+        if critic_state := with_prefix(training, "critic."):
+            self.critic.restore(critic_state)
 
     def update(
         self,
         number: int,
-        pieces: WindowBatch[NDArray[Any]],
+        windows: WindowBatch[NDArray[Any]],
         transitions: Iterable[TransitionBatch[NDArray[Any]]],
     ) -> dict[str, float]:
-        """The critic on each batch of transitions, then the model once.
+        """Update `number`: the critic on each batch of transitions, then the model once.
 
-        A loss that is not finite raises DivergedError before it is stepped on.
+        A loss that is not finite raises DivergedError before the step that it would have led to.
         """
         numbers: dict[str, float] = {}
         step = self.critic.update if self.config.critic.online == "iql" else self.critic.regress
         for batch in transitions:
             numbers |= step(batch)
-        return numbers | self.model.update(number, pieces)
+        return numbers | self.model.update(number, windows)
 
     def weights(self, version: int, *, envelope: Floats) -> Weights:
-        """A copy of all that a plan needs, now."""
-        first = self._first
-        arrays = {n: x.numpy() for n, x in part(first.tensors, "normaliser.").items()}
+        """A copy of everything that a planner needs; `version` is a packed Version."""
+        initial = self._initial
+        arrays = {n: x.numpy() for n, x in with_prefix(initial.tensors, "normaliser.").items()}
         return Weights(
             version=version,
             config=self.config,
-            state_size=first.state_size,
-            action_size=first.action_size,
-            max_episode_steps=first.max_episode_steps,
-            env=first.env,
-            tensors=gather(
+            state_size=initial.state_size,
+            action_size=initial.action_size,
+            max_episode_steps=initial.max_episode_steps,
+            env=initial.env,
+            tensors=gather_tensors(
                 self.model.model,
                 self.critic.critic,
                 arrays=arrays,
                 envelope=envelope,
-                return_range=first.return_range,
+                return_range=initial.return_range,
             ),
         )
 
     def state(self) -> dict[str, Tensor]:
-        """All that the next update needs beside the weights."""
+        """What the next update needs beside the weights."""
         return {f"model.{name}": x for name, x in self.model.state().items()} | {
             f"critic.{name}": x for name, x in self.critic.state().items()
         }
 
     def restore(self, weights: Weights, training: Mapping[str, Tensor]) -> None:
-        """To where `weights` and `state` were taken."""
-        self.model.model.load_state_dict(part(weights.tensors, "model."))
-        self.critic.critic.load_state_dict(part(weights.tensors, "critic."))
-        self.model.restore(part(training, "model."))
-        self.critic.restore(part(training, "critic."))
+        """Continue from what `weights` and `state` returned."""
+        self.model.model.load_state_dict(with_prefix(weights.tensors, "model."))
+        self.critic.critic.load_state_dict(with_prefix(weights.tensors, "critic."))
+        self.model.restore(with_prefix(training, "model."))
+        self.critic.restore(with_prefix(training, "critic."))
 
 
-def _online(config: Config) -> Config:
-    """With the losses that are used online."""
+def _with_online_losses(config: Config) -> Config:
+    """With the terms of the loss that are minimised online."""
     if config.loss.online == "all":
         return config
     return replace(

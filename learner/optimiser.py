@@ -1,7 +1,8 @@
-"""AdamW, its schedule, and its state under the names of parameters."""
+"""AdamW, learning rates, and the state of an optimiser under the names of its parameters."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,19 @@ from m3pc.types import DivergedError, InputError
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
+@dataclass(frozen=True, slots=True)
+class LearningRate:
+    """A learning rate at each update, and the setting that lowers it, for error messages."""
+
+    setting: str
+    at: Callable[[int], float]
+
+
 def adamw(model: nn.Module, config: OptimiserConfig) -> AdamW:
     """Decay on the weights of linear maps only: not on biases, norms, modality and mask tokens."""
     decayed = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
-    chosen = {id(weight) for weight in decayed}
-    others = [p for p in model.parameters() if id(p) not in chosen]
+    decayed_ids = {id(weight) for weight in decayed}
+    others = [p for p in model.parameters() if id(p) not in decayed_ids]
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},
@@ -27,7 +36,7 @@ def adamw(model: nn.Module, config: OptimiserConfig) -> AdamW:
 
 
 def learning_rate(config: PretrainConfig, update: int) -> float:
-    """Up in a line over the warm-up, then down a cosine to 0 where the updates end."""
+    """Of pretraining: linear warm-up, then a cosine down to 0 at the last update."""
     if update < config.warmup:
         return config.lr * (update + 1) / config.warmup
     share = (update - config.warmup) / max(config.updates - config.warmup, 1)
@@ -35,20 +44,15 @@ def learning_rate(config: PretrainConfig, update: int) -> float:
 
 
 def online_rate(config: OnlineConfig, update: int) -> float:
-    """In a line from `lr` to the part of it that is left after the updates that all steps owe."""
+    """Of finetuning: linear from `lr` to `lr * lr_end` over the updates that all steps owe."""
     owed = config.steps * config.updates_per_step
     done = min(update / owed, 1.0) if owed else 0.0
     return config.lr * (1 + done * (config.lr_end - 1))
 
 
-def set_learning_rate(optimiser: Adam, rate: float) -> None:
-    for group in optimiser.param_groups:
-        group["lr"] = rate
-
-
 def optimiser_state(optimiser: Adam, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`exp_avg.NAME` and so on; nothing before a parameter's first step, which it may never take:
-    where no mask shows what it is for."""
+    """The moments as `exp_avg.NAME` and so on, of parameters that have had a gradient: one that no
+    mask has used yet has none."""
     return {
         f"{moment}.{name}": optimiser.state[parameter][moment]
         for name, parameter in named.items()
@@ -60,39 +64,39 @@ def optimiser_state(optimiser: Adam, named: Mapping[str, Tensor]) -> dict[str, T
 def restore_optimiser(
     optimiser: Adam, named: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
-    """What `optimiser_state` gave; the state of a new optimiser where it gave nothing."""
+    """Set the moments that `optimiser_state` returned; parameters without any start anew."""
     optimiser.state.clear()
     for name, parameter in named.items():
         if not any(f"{moment}.{name}" in state for moment in MOMENTS):
             continue
         shapes = {"exp_avg": parameter, "exp_avg_sq": parameter, "step": torch.zeros(())}
         optimiser.state[parameter] = {
-            moment: fitting(state, f"{moment}.{name}", like).to(parameter.device, copy=True)
+            moment: checked_tensor(state, f"{moment}.{name}", like).to(parameter.device, copy=True)
             for moment, like in shapes.items()
         }
 
 
-def fitting(state: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """A tensor of a saved state, which must be there, of the right kind, and finite."""
-    found = state.get(name)
-    if found is None:
+def checked_tensor(state: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """A tensor of a saved state, refused if it is missing, not like `like`, or not finite."""
+    tensor = state.get(name)
+    if tensor is None:
         raise InputError(f"the state of training lacks {name}; use another checkpoint")
-    if (found.shape, found.dtype) != (like.shape, like.dtype) or not found.isfinite().all():
+    if (tensor.shape, tensor.dtype) != (like.shape, like.dtype) or not tensor.isfinite().all():
         raise InputError(
-            f"the state of training has {name} of {found.dtype} {list(found.shape)}, expected "
+            f"the state of training has {name} of {tensor.dtype} {list(tensor.shape)}, expected "
             f"finite {like.dtype} {list(like.shape)}; use another checkpoint"
         )
-    return found
+    return tensor
 
 
-def require_finite(value: float, what: str, lower: str) -> None:
+def require_finite(value: float, what: str, setting: str) -> None:
+    """Raise DivergedError, naming the `setting` to lower, unless `what` has a finite value."""
     if not math.isfinite(value):
         raise DivergedError(
-            f"{what} is {value}: training diverged; start again with a lower {lower}"
+            f"{what} is {value}: training diverged; start again with a lower {setting}"
         )
 
 
-def clip(parameters: list[Tensor], largest: float) -> float:
-    """Norm of the gradient before it was clipped to `largest`; 0 does not clip."""
-    limit = largest or math.inf
-    return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> Tensor:
+    """Scale gradients down to a common norm of `max_norm` (0: no limit); the norm before that."""
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm or math.inf)

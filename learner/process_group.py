@@ -1,4 +1,4 @@
-"""The learners that share each batch: every one draws it whole and works on its own rows.
+"""The learners that share each batch: every one draws the same batch and works on its own rows.
 
 So a group computes what one learner would, up to rounding: sums go over the rows in another order.
 """
@@ -13,11 +13,11 @@ from m3pc.types import InputError
 
 
 class PeersLostError(RuntimeError):
-    """A learner of a group ended or did not answer in time: none of them can go on."""
+    """A learner of the group ended or did not answer in time: none of them can go on."""
 
 
 class ProcessGroup:
-    """A group of one. Nothing is divided, nothing is waited for."""
+    """A group of one: no batch is divided and no call waits."""
 
     rank, size = 0, 1
 
@@ -26,22 +26,22 @@ class ProcessGroup:
         return rows
 
     def average(self, tensors: Sequence[Tensor]) -> None:
-        """Put the mean over all learners into the tensors of each."""
+        """Replace the tensors, in place, by their means over all learners."""
 
-    def all_reduce(self, found: dict[str, float]) -> dict[str, float]:
+    def all_reduce(self, numbers: dict[str, float]) -> dict[str, float]:
         """Means over all learners."""
-        return found
+        return numbers
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """Those of the first learner."""
+        """The numbers of the learner of rank 0; all learners must give as many."""
         return list(numbers)
 
     def all_equal(self, number: int) -> bool:
-        """Whether all learners have the same one. All hear the answer."""
+        """Whether all learners have the same number; all get the same answer."""
         return True
 
     def barrier(self) -> None:
-        """Wait until all learners are here."""
+        """Wait until all learners have come this far."""
         self.all_equal(0)
 
     def per_rank_rng(self) -> AbstractContextManager[object]:
@@ -49,7 +49,7 @@ class ProcessGroup:
         return nullcontext()
 
     def leave(self) -> None:
-        """The others hear of it when they next wait for this learner."""
+        """Give up the connection; the others fail when they next wait for this learner."""
 
 
 class DistributedGroup(ProcessGroup):
@@ -58,7 +58,7 @@ class DistributedGroup(ProcessGroup):
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
 
-    def share(self, rows: Tensor) -> Tensor:
+    def shard(self, rows: Tensor) -> Tensor:
         if len(rows) % self.size:
             raise InputError(
                 f"{len(rows)} rows cannot be shared by {self.size} learners alike; give batches "
@@ -68,33 +68,32 @@ class DistributedGroup(ProcessGroup):
 
     def average(self, tensors: Sequence[Tensor]) -> None:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        with self._hearing():
+        with self._peers_required():
             distributed.all_reduce(flat)
         flat /= self.size
-        place = 0
-        for tensor in tensors:
-            tensor.copy_(flat[place : place + tensor.numel()].view_as(tensor))
-            place += tensor.numel()
+        means = torch.split(flat, [tensor.numel() for tensor in tensors])
+        for tensor, mean in zip(tensors, means, strict=True):
+            tensor.copy_(mean.view_as(tensor))
 
-    def numbers(self, found: dict[str, float]) -> dict[str, float]:
-        values = torch.tensor(list(found.values()), dtype=torch.float64)
+    def all_reduce(self, numbers: dict[str, float]) -> dict[str, float]:
+        values = torch.tensor(list(numbers.values()), dtype=torch.float64)
         self.average([values])
-        return dict(zip(found, values.tolist(), strict=True))
+        return dict(zip(numbers, values.tolist(), strict=True))
 
-    def told(self, numbers: Sequence[int]) -> list[int]:
+    def broadcast(self, numbers: Sequence[int]) -> list[int]:
         values = torch.tensor(numbers, dtype=torch.int64)
-        with self._hearing():
+        with self._peers_required():
             distributed.broadcast(values, src=0)
         return [int(value) for value in values]
 
-    def same(self, number: int) -> bool:
-        ends = torch.tensor([number, -number], dtype=torch.int64)
-        with self._hearing():
-            distributed.all_reduce(ends, distributed.ReduceOp.MAX)
-        return int(ends[0]) == -int(ends[1])
+    def all_equal(self, number: int) -> bool:
+        extremes = torch.tensor([number, -number], dtype=torch.int64)
+        with self._peers_required():
+            distributed.all_reduce(extremes, distributed.ReduceOp.MAX)
+        return int(extremes[0]) == -int(extremes[1])
 
     @contextmanager
-    def own_noise(self) -> Iterator[None]:
+    def per_rank_rng(self) -> Iterator[None]:
         with torch.random.fork_rng():
             torch.manual_seed(int(torch.randint(1 << 62, ())) + self.rank)
             yield
@@ -103,7 +102,7 @@ class DistributedGroup(ProcessGroup):
         distributed.destroy_process_group()
 
     @contextmanager
-    def _hearing(self) -> Iterator[None]:
+    def _peers_required(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Learners in their own processes. Logic belongs in what `build` returns, and in `work`."""
+"""Ray actors around learners. Logic belongs in what `build` returns, and in `work`."""
 
 import logging
 import os
@@ -8,39 +8,43 @@ from typing import Any, Protocol
 
 import ray
 
+from m3pc.telemetry.process_report import ProcessReport
+
 log = logging.getLogger(__name__)
 
 
 class LearnerProcess(Protocol):
-    def work(self, stop: threading.Event) -> None: ...
+    def work(self, stop: threading.Event) -> None:
+        """Learn until `stop` is set."""
 
-    def report(self, error: str = "") -> Any: ...
+    def report(self, error: str = "") -> ProcessReport[Any]:
+        """Progress so far; `error` is why the work ended, or empty."""
 
 
 # The driver restarts it, under a new epoch. Ray's types do not know max_concurrency.
 @ray.remote(num_cpus=1, max_restarts=0, max_concurrency=4)  # type: ignore[call-overload]
 class LearnerActor:
-    """Works in a thread, so that it can be asked meanwhile. Its process ends with an error only
-    when it is killed: why the work ended is in its report."""
+    """Works in a thread, so that it can answer calls meanwhile. An error of the work does not end
+    the process: it is in the report."""
 
     def __init__(self, build: Callable[[], LearnerProcess]) -> None:
-        self._work = build()
+        self.learner = build()
         self._stop, self._error = threading.Event(), ""
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._work.work(self._stop)
+            self.learner.work(self._stop)
         except BaseException as error:
             log.exception("event=learner-failed")
             self._error = f"{type(error).__name__}: {error}"
 
-    def report(self) -> Any:
-        return self._work.report(self._error)
+    def report(self) -> ProcessReport[Any]:
+        return self.learner.report(self._error)
 
     def stop(self, seconds: float) -> bool:
-        """Save and end; whether it did, and in time."""
+        """Save and end; whether the work ended within `seconds` and without an error."""
         self._stop.set()
         self._thread.join(seconds)
         return not self._thread.is_alive() and not self._error
@@ -51,8 +55,8 @@ class LearnerActor:
 
 @ray.remote(num_cpus=1, max_restarts=0, max_concurrency=2)  # type: ignore[call-overload]
 class FollowerActor:
-    """Works along with a learner. Made by it and not named, it ends when that learner's process
-    does."""
+    """Runs a follower. It has no name and belongs to the lead learner's process, with which it
+    ends."""
 
     def work(self, work: Callable[[], None]) -> None:
         work()

@@ -11,26 +11,29 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from learner.process_group import DistributedGroup, PeersLostError
 
-# By device. What is told and counted is on the CPU in any case.
+# By device. What is broadcast and counted is on the CPU in any case.
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where they meet, and how long each then waits for the others."""
+    """The address at which the learners of a group connect, and their deadline."""
 
     host: str
     port: int
     size: int  # learners
     device: str
-    seconds: float
+    seconds: float  # how long a learner waits for the others, now and in every later exchange
 
 
-def invite(host: str, *, size: int, device: str, seconds: float) -> tuple[Rendezvous, TCPStore]:
-    """A place to meet at an address of this machine; the second is for who invites, to join by."""
+def create_rendezvous(
+    host: str, *, size: int, device: str, seconds: float
+) -> tuple[Rendezvous, TCPStore]:
+    """Open a rendezvous on this machine, at `host`. The process that opened it passes the store to
+    `join`; the others connect to its address."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
-    table = TCPStore(
+    store = TCPStore(
         host,
         port,
         is_master=True,
@@ -38,26 +41,26 @@ def invite(host: str, *, size: int, device: str, seconds: float) -> tuple[Rendez
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    return Rendezvous(host=host, port=port, size=size, device=device, seconds=seconds), table
+    return Rendezvous(host=host, port=port, size=size, device=device, seconds=seconds), store
 
 
-def join(meeting: Rendezvous, rank: int, table: TCPStore | None = None) -> DistributedGroup:
-    """Once all are there; MatesLostError where they do not come in time."""
-    patience = timedelta(seconds=meeting.seconds)
-    if meeting.host.startswith("127.") and sys.platform == "linux":
+def join(rendezvous: Rendezvous, rank: int, store: TCPStore | None = None) -> DistributedGroup:
+    """Returns once all learners have joined; PeersLostError if they have not in time."""
+    timeout = timedelta(seconds=rendezvous.seconds)
+    if rendezvous.host.startswith("127.") and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
         distributed.init_process_group(
-            BACKENDS[meeting.device],
-            store=table or TCPStore(meeting.host, meeting.port, timeout=patience),
+            BACKENDS[rendezvous.device],
+            store=store or TCPStore(rendezvous.host, rendezvous.port, timeout=timeout),
             rank=rank,
-            world_size=meeting.size,
-            timeout=patience,
+            world_size=rendezvous.size,
+            timeout=timeout,
         )
     except RuntimeError as error:
         raise PeersLostError(
-            f"{meeting.size} learners did not come together within {meeting.seconds:g} seconds: "
-            f"{error}; look whether the cluster has the CPUs and GPUs that fleet.learners and "
-            "fleet.learner_gpus ask for"
+            f"{rendezvous.size} learners did not come together within {rendezvous.seconds:g} "
+            f"seconds: {error}; check whether the cluster has the CPUs and GPUs that "
+            "fleet.learners and fleet.learner_gpus ask for"
         ) from error
     return DistributedGroup()

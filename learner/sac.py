@@ -1,7 +1,7 @@
-"""Soft actor-critic (Haarnoja et al. 2018), lean: it trains the policies that record data sets.
+"""Soft actor-critic (Haarnoja et al. 2018), which trains the policies that record data sets.
 
-The learner is fed whole episodes and never sees an environment. Nothing here is global: learners
-with the same seed, settings and episodes are equal to the bit (one thread, one machine).
+The learner is given complete episodes and never steps an environment. It has no global state:
+learners with the same seed, settings and episodes are equal to the bit (one thread, one machine).
 B batch, S state, A action; 2 is the pair of critics.
 """
 
@@ -23,15 +23,15 @@ LinearLayer = tuple[Floats, Floats]  # weight [out, in], bias [out]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SACConfig:
-    """Small enough for one CPU thread."""
+    """Defaults that are small enough for one CPU thread."""
 
     hidden: tuple[int, ...] = (128, 128)
-    batch: int = 128  # transitions an update sees
+    batch: int = 128  # transitions in an update
     discount: float = 0.99
     rate: float = 1e-3  # learning rate of actor and critics
-    temperature: float = 1.0  # at the start: reward units that one nat of entropy is worth
-    temperature_rate: float = 1e-3  # 0 keeps the temperature as it is
-    target_rate: float = 0.02  # part of the critics that moves into their targets, per update
+    temperature: float = 1.0  # initial weight of entropy, in reward per nat
+    temperature_rate: float = 1e-3  # its learning rate; 0 keeps it constant
+    target_rate: float = 0.02  # of the targets towards the critics, per update
     capacity: int = 1_000_000  # transitions kept; the oldest are overwritten
 
 
@@ -40,7 +40,7 @@ class Transitions:
     states: Tensor  # [B, S]
     actions: Tensor  # [B, A]
     rewards: Tensor  # [B]
-    goes_on: Tensor  # [B] 0 where the task ended, else 1
+    continues: Tensor  # [B] 0 where the episode terminated, else 1
     next_states: Tensor  # [B, S]
 
 
@@ -52,7 +52,7 @@ class SAC:
     ) -> None:
         self.settings = settings
         self.updates = 0  # gradient updates done: the version of the policy
-        self.ring = Ring(state_size, action_size, settings.capacity)
+        self.ring = ReplayRing(state_size, action_size, settings.capacity)
         self._action_size = action_size
         self._rng = np.random.default_rng(seed)
         self._noise = torch.Generator().manual_seed(seed)
@@ -72,7 +72,7 @@ class SAC:
         self.ring.add(episode)
 
     def update(self, count: int) -> None:
-        """`count` gradient updates, each on a fresh batch drawn uniformly."""
+        """`count` gradient updates, each on a new batch drawn uniformly."""
         for _ in range(count):
             batch = self.ring.sample(self.settings.batch, self._rng)
             self._update_critics(batch)
@@ -80,7 +80,8 @@ class SAC:
             self.updates += 1
 
     def layers(self) -> list[LinearLayer]:
-        """The actor: hidden layers, then the heads of mean and log std. Views that follow it."""
+        """The actor's hidden layers, then the heads of mean and log std. The arrays are views: they
+        change with the actor."""
         arrays = [parameter.detach().numpy() for parameter in self.actor]
         *hidden, (weight, bias) = zip(arrays[::2], arrays[1::2], strict=True)
         heads = zip(np.split(weight, 2), np.split(bias, 2), strict=True)
@@ -97,8 +98,8 @@ class SAC:
             next_actions, log_probs = self._act(batch.next_states)
             values = forward_critics(self.targets, batch.next_states, next_actions).amin(dim=0)
             values -= self.log_temperature.exp() * log_probs
-            goals = batch.rewards + self.settings.discount * batch.goes_on * values
-        errors = forward_critics(self.critics, batch.states, batch.actions) - goals
+            q_targets = batch.rewards + self.settings.discount * batch.continues * values
+        errors = forward_critics(self.critics, batch.states, batch.actions) - q_targets
         self._critic_adam.zero_grad()
         torch.autograd.backward(errors.square().mean(dim=1).sum())
         self._critic_adam.step()
@@ -112,16 +113,14 @@ class SAC:
         temperature = self.log_temperature.exp().detach()
         self._actor_adam.zero_grad()
         loss = (temperature * log_probs - values).mean()
-        torch.autograd.backward(
-            loss, inputs=self.actor
-        )  # the critics' own gradients are not computed
+        torch.autograd.backward(loss, inputs=self.actor)  # without the critics' gradients
         self._actor_adam.step()
         # Target entropy: -A nats. d/d(log temperature) of log_temperature * (entropy - target).
         self.log_temperature.grad = self._action_size - log_probs.detach().mean()
         self._temperature_adam.step()
 
 
-class Ring:
+class ReplayRing:
     """The last `capacity` transitions, one row each, so that a batch is a single gather."""
 
     def __init__(self, state_size: int, action_size: int, capacity: int) -> None:
@@ -133,11 +132,11 @@ class Ring:
         return min(self._added, len(self._rows))
 
     def add(self, episode: Episode) -> None:
-        """Every transition of an episode. Only termination ends the future; the clock does not."""
-        goes_on = np.ones(len(episode), np.float32)
-        goes_on[-1] = not episode.terminated
+        """Every transition of an episode. Only termination, not truncation, ends the future."""
+        continues = np.ones(len(episode), np.float32)
+        continues[-1] = not episode.terminated
         rows = np.column_stack(
-            (episode.states[:-1], episode.actions, episode.rewards, goes_on, episode.states[1:])
+            (episode.states[:-1], episode.actions, episode.rewards, continues, episode.states[1:])
         )
         slots = np.arange(self._added, self._added + len(rows)) % len(self._rows)
         self._rows[slots[-len(self._rows) :]] = rows[-len(self._rows) :]
@@ -145,8 +144,8 @@ class Ring:
 
     def sample(self, batch: int, rng: np.random.Generator) -> Transitions:
         rows = torch.from_numpy(self._rows.take(rng.integers(len(self), size=batch), axis=0))
-        states, actions, rewards, goes_on, next_states = torch.split(rows, self._widths, dim=1)
-        return Transitions(states, actions, rewards[:, 0], goes_on[:, 0], next_states)
+        states, actions, rewards, continues, next_states = torch.split(rows, self._widths, dim=1)
+        return Transitions(states, actions, rewards[:, 0], continues[:, 0], next_states)
 
 
 def squash(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,4 +172,4 @@ def forward_critics(parameters: Sequence[Tensor], states: Tensor, actions: Tenso
 def _parameters(
     sizes: Sequence[int], stack: tuple[int, ...], generator: torch.Generator
 ) -> list[Tensor]:
-    return [start.requires_grad_() for start in stacked_parameters(sizes, stack, generator)]
+    return [initial.requires_grad_() for initial in stacked_parameters(sizes, stack, generator)]

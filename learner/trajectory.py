@@ -1,7 +1,8 @@
 """Updates of the trajectory model and of its entropy's multiplier alpha."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -9,31 +10,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from learner.losses import Losses, trajectory_losses
+from learner.losses import TERMS, Losses, trajectory_losses
 from learner.optimiser import (
+    LearningRate,
     adamw,
-    clip,
-    fitting,
+    checked_tensor,
+    clip_gradients,
     learning_rate,
     optimiser_state,
     require_finite,
     restore_optimiser,
-    set_learning_rate,
 )
 from learner.process_group import ProcessGroup
 from m3pc.config.schema import Config
 from m3pc.core.rng import MASKS, NOISE, counter_stream
 from m3pc.model.btm import TrajectoryModel
 from m3pc.model.device import autocast
-from m3pc.model.masks import ACTIONS, draw
+from m3pc.model.masks import ACTIONS, draw_mask
 from m3pc.model.normalisation import Normaliser, Tokens
 from m3pc.types import WindowBatch
 
-LearningRateFn = Callable[[int], float]
-
 
 class TrajectoryLearner:
-    """Update k is a function of the weights, the k-th batch and (seed, k): nothing else is kept."""
+    """Update k is a function of the weights, the k-th batch and (seed, k): no other state."""
 
     def __init__(
         self,
@@ -41,15 +40,14 @@ class TrajectoryLearner:
         normaliser: Normaliser,
         config: Config,
         *,
-        rate: LearningRateFn | None = None,
+        rate: LearningRate | None = None,
         group: ProcessGroup | None = None,
     ) -> None:
-        """`rate` is the learning rate at each update; without it, that of pretraining."""
+        """Without `rate`, the learning rate is that of pretraining."""
         self.model, self.config, self._normaliser = model, config, normaliser
-        self._rate = rate or partial(learning_rate, config.pretrain)
-        self._lower = "online.lr" if rate else "pretrain.lr"
+        self._rate = rate or LearningRate("pretrain.lr", partial(learning_rate, config.pretrain))
         self._group = group or ProcessGroup()
-        # One number in double precision, which not every device has: it stays here.
+        # In double precision, which not every device has: it stays on the CPU.
         start = torch.tensor(math.log(config.entropy.alpha), dtype=torch.float64)
         self.log_alpha = start.requires_grad_()
         self._named = dict(model.named_parameters())
@@ -57,46 +55,58 @@ class TrajectoryLearner:
         self._alpha_adam = torch.optim.Adam([self.log_alpha], config.entropy.alpha_lr)
 
     def update(self, number: int, batch: WindowBatch[NDArray[Any]]) -> dict[str, float]:
-        """One step down the loss, and one of alpha towards the entropy's bound."""
-        config = self.config
-        torch.manual_seed(int(counter_stream(config.seed, number, NOISE).integers(2**62)))
+        """Update `number`: one step of the model, and one of alpha towards the target entropy.
+
+        A loss or gradient that is not finite raises DivergedError and changes no weight.
+        """
+        config, parameters = self.config, list(self._named.values())
         self.model.train()
-        with autocast(config.compute):
-            parts = self._losses(number, tokens(batch, self._normaliser, config))
-        total = torch.stack([part.total for part in parts]).mean()
-        numbers = self._group.all_reduce(_mean([part.as_floats() for part in parts]))
-        require_finite(numbers["total"], f"the loss of update {number}", self._lower)
+        with self._seeded(number), autocast(config.compute):
+            losses = self._losses(number, tokens(batch, self._normaliser, config))
         self._adamw.zero_grad()
-        torch.autograd.backward(total)
-        self._group.average([x.grad for x in self._named.values() if x.grad is not None])
-        norm = clip(list(self._named.values()), config.optimiser.clip)
-        require_finite(norm, f"the gradient of update {number}", self._lower)
-        set_learning_rate(self._adamw, self._rate(number))
+        torch.autograd.backward(torch.stack([group.total for group in losses]).mean())
+        self._group.average([x.grad for x in parameters if x.grad is not None])
+        norm = clip_gradients(parameters, config.optimiser.clip)
+        # The only place that waits for the device: before the step, which it may refuse.
+        rows, gradient = torch.stack([group.terms for group in losses]).tolist(), norm.item()
+        means = _mean([dict(zip(TERMS, row, strict=True)) for row in rows])
+        numbers = self._group.all_reduce(means)  # all learners go on, or none
+        require_finite(numbers["total"], f"the loss of update {number}", self._rate.setting)
+        require_finite(gradient, f"the gradient of update {number}", self._rate.setting)
+        for parameter_group in self._adamw.param_groups:
+            parameter_group["lr"] = self._rate.at(number)
         self._adamw.step()
         if numbers.pop("scored"):
             self._step_alpha(numbers["entropy"])
-        return numbers | {"alpha": self.alpha, "gradient": norm}
+        return numbers | {"alpha": self.alpha, "gradient": gradient}
 
     @property
     def alpha(self) -> float:
+        """What one nat of entropy is worth in the loss."""
         return math.exp(self.log_alpha.item())
 
-    def _losses(self, number: int, whole: Tokens) -> list[Losses]:
-        """Each group of rows under its own mask."""
-        config = self.config
+    @contextmanager
+    def _seeded(self, number: int) -> Iterator[None]:
+        """Torch's global generator, seeded for one update: dropout draws from no other."""
+        device = torch.device(self.config.compute.device)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(int(counter_stream(self.config.seed, number, NOISE).integers(2**62)))
+            yield
+
+    def _losses(self, number: int, batch: Tokens) -> list[Losses]:
+        """Of each group of rows, under a mask of its own."""
+        config, losses = self.config, []
         rng = counter_stream(config.seed, number, MASKS)
-        groups = config.masks.groups
-        found = []
-        for rows in zip(*(part.tensor_split(groups) for part in whole), strict=True):
-            mask = draw(config.masks, config.model.window, rng)
-            noise = self._group.shard(torch.randn_like(rows[ACTIONS]))
-            part = Tokens(*map(self._group.shard, rows))
+        for group in zip(*(part.tensor_split(config.masks.groups) for part in batch), strict=True):
+            mask = draw_mask(config.masks, config.model.window, rng)
+            noise = self._group.shard(torch.randn_like(group[ACTIONS]))
+            rows = Tokens(*map(self._group.shard, group))
             with self._group.per_rank_rng():  # dropout
-                prediction = self.model(part, mask)
-            found.append(
+                prediction = self.model(rows, mask)
+            losses.append(
                 trajectory_losses(
                     prediction,
-                    part,
+                    rows,
                     mask,
                     noise,
                     alpha=self.alpha,
@@ -104,7 +114,7 @@ class TrajectoryLearner:
                     entropy=config.entropy,
                 )
             )
-        return found
+        return losses
 
     def _step_alpha(self, entropy: float) -> None:
         """Down the gradient of alpha * (entropy - target) by log alpha."""
@@ -113,22 +123,23 @@ class TrajectoryLearner:
         self._alpha_adam.step()
 
     def state(self) -> dict[str, Tensor]:
-        """All that the next update needs beside the model's own weights."""
-        alpha = optimiser_state(self._alpha_adam, {"log_alpha": self.log_alpha})
-        return {"log_alpha": self.log_alpha.detach()} | {
+        """What the next update needs beside the model's own weights."""
+        return {
+            "log_alpha": self.log_alpha.detach(),
             **optimiser_state(self._adamw, self._named),
-            **alpha,
+            **optimiser_state(self._alpha_adam, {"log_alpha": self.log_alpha}),
         }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `state` returned."""
         with torch.no_grad():
-            self.log_alpha.copy_(fitting(state, "log_alpha", self.log_alpha))
+            self.log_alpha.copy_(checked_tensor(state, "log_alpha", self.log_alpha))
         restore_optimiser(self._adamw, self._named, state)
         restore_optimiser(self._alpha_adam, {"log_alpha": self.log_alpha}, state)
 
 
 def tokens(batch: WindowBatch[NDArray[Any]], normaliser: Normaliser, config: Config) -> Tokens:
-    """Pieces in the model's space, on its device; actions where atanh is finite."""
+    """Windows in the model's space, on its device; actions clamped to where atanh is finite."""
     on_device = batch.map(lambda x: torch.as_tensor(x).to(normaliser.states.mean.device))
     limit = 1 - config.dataset.action_margin
     return Tokens(
@@ -140,9 +151,9 @@ def tokens(batch: WindowBatch[NDArray[Any]], normaliser: Normaliser, config: Con
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Over groups; likelihood and entropy over those that scored an action."""
+    """Over groups; likelihood and entropy only over the groups that scored an action."""
     scored = sum(row["scored"] for row in rows)
-    found = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
     for name in ("nll", "entropy"):
-        found[name] = sum(row[name] for row in rows) / scored if scored else math.nan
-    return found | {"scored": scored}
+        means[name] = sum(row[name] for row in rows) / scored if scored else math.nan
+    return means | {"scored": scored}

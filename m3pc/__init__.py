@@ -12,7 +12,10 @@ __version__ = "0.1.0"
 
 
 def load(path: Path | str, *, sets: Sequence[str] = ()) -> "Agent":
-    """The agent of a run or checkpoint: `m3pc.load("runs/hopper").act(observation)`."""
-    # By name: every module of m3pc imports this one, which must not pull in the roof.
+    """Load the agent of a run or checkpoint: `m3pc.load("runs/hopper").act(observation)`.
+
+    sets  settings to change, such as `planner.candidates=64`
+    """
+    # By name: every module of m3pc imports this package, which must not import its upper layers.
     agent: Agent = import_module("m3pc.evaluation.agent").load(path, sets=sets)
     return agent

@@ -1,4 +1,4 @@
-"""`python -m m3pc`: the command where no script is installed."""
+"""`python -m m3pc`: the m3pc command, where its script is not installed."""
 
 from m3pc.cli import main
 

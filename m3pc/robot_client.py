@@ -1,4 +1,4 @@
-"""Ask `m3pc serve` for actions. Needs Python and nothing else: copy this file to a robot.
+"""Ask `m3pc serve` for actions. One file, standard library only: copy it to a robot.
 
     planner = Planner("http://127.0.0.1:8400", token=Path("token").read_text())
     with planner.session(name="arm-1") as session:
@@ -10,7 +10,7 @@
             answer = session.act(observation, reward)
         session.end(observation, reward, terminated=True)
 
-A question that gets no answer is asked again; the server counts steps, so none is taken twice.
+A request without an answer is sent again. The server numbers steps, so none is taken twice.
 """
 
 import http.client
@@ -24,17 +24,18 @@ from array import array
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from io import BytesIO
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-TRIES = 3
-PAUSE, MOST_PAUSE = 1.0, 5.0  # seconds between two trials: by itself, whatever a server says
-KEY_BYTES = 16
-VECTORS = ("observation", "goal", "action")
+ATTEMPTS = 3
+PAUSE, MAX_PAUSE = 1.0, 5.0  # seconds between two attempts: by default, and at most
+JSON, MSGPACK = "application/json", "application/msgpack"
+VECTORS = ("observation", "goal", "action")  # fields that are sent as float32 in msgpack
 
 
 class RefusedError(Exception):
-    """The server's answer was no; `status` and `detail` say why."""
+    """The server refused a request: an HTTP status, and a sentence that says why."""
 
     def __init__(self, status: int, detail: str, expected_step: int | None = None) -> None:
         super().__init__(f"{status}: {detail}")
@@ -42,16 +43,21 @@ class RefusedError(Exception):
 
 
 class ClientAnswer(NamedTuple):
-    action: list[float]  # in [-1, 1]
-    late: bool  # after its deadline
-    candidates: int  # plans that were weighed; 0: none
+    action: list[float]  # each in [-1, 1]
+    late: bool  # whether it missed its deadline
+    candidates: int  # plans that were weighed; 0: not planned
     milliseconds: float  # in the server
     version: str  # of the weights
-    told: Mapping[str, Any]  # all that the server said
+    message: Mapping[str, Any]  # all fields of the server's answer
+
+    @property
+    def told(self) -> Mapping[str, Any]:
+        """The name of `message` in 0.1."""
+        return self.message
 
 
 class Planner:
-    """A server. One connection, for one thread; several robots need one each."""
+    """A connection to a server, for one thread."""
 
     def __init__(
         self,
@@ -62,62 +68,63 @@ class Planner:
         binary: bool = True,
         context: ssl.SSLContext | None = None,
     ) -> None:
-        """`timeout`: seconds for an answer, after which it is asked again. `binary`: msgpack, in
-        which numbers are float32 and cost little; else JSON. `context`: whom to trust at an
-        address with https; default: whom this machine trusts."""
+        """`timeout`: seconds for an answer, after which the request is sent again. `binary`: use
+        msgpack with float32 arrays, which is faster than JSON. `context`: which certificates to
+        trust at an https address; default: those that this machine trusts."""
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"address is {address!r}; give one like http://127.0.0.1:8400")
-        self._binary = binary
-        self._prefix = parts.path.rstrip("/")  # where a proxy puts the server
-        self._connection = (
-            http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=timeout, context=context
-            )
+        host, port = parts.hostname, parts.port
+        self.connection = (
+            http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
             if parts.scheme == "https"
-            else http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
+            else http.client.HTTPConnection(host, port, timeout=timeout)
         )
-        kind = "application/msgpack" if binary else "application/json"
-        self._headers = {"Content-Type": kind}
+        self._prefix = parts.path.rstrip("/")  # of a server behind a proxy
+        self._binary = binary
+        self._headers = {"Content-Type": MSGPACK if binary else JSON}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token.strip()}"
 
     def session(self, **terms: Any) -> "Session":
-        """A new episode: mode, ratio, target, goal, waypoints, seed, name, step_limit,
-        deadline_ms, explore. Asked again because an answer was lost, it is the same one."""
-        key = secrets.token_hex(KEY_BYTES)
+        """Open a session for a new episode. `terms`: mode, ratio, target, goal, waypoints, seed,
+        name, step_limit, deadline_ms, explore; see docs/SERVE.md."""
+        key = secrets.token_hex(16)  # the server opens one session per key, however often asked
         return Session(self, self.ask("POST", "/v1/sessions", {"key": key, **terms}))
 
     def weights(self) -> Mapping[str, Any]:
-        """What answers."""
-        found: Mapping[str, Any] = self.ask("GET", "/v1/weights")
-        return found
+        """Which weights answer, and what they were trained for."""
+        info: Mapping[str, Any] = self.ask("GET", "/v1/weights")
+        return info
 
     def reload(self) -> Mapping[str, Any]:
-        """Let the server read its weights anew."""
-        found: Mapping[str, Any] = self.ask("POST", "/v1/weights")
-        return found
+        """Let the server read its weights again."""
+        info: Mapping[str, Any] = self.ask("POST", "/v1/weights")
+        return info
 
     def ask(self, method: str, path: str, message: Mapping[str, Any] | None = None) -> Any:
-        """Again where there was no answer, or where the server says so: not for ever."""
-        body = None if message is None else self._encoded(message)
-        for last in (*[False] * (TRIES - 1), True):
+        """The decoded answer. Repeats a request without an answer, or answered 503, up to
+        `ATTEMPTS` times; RefusedError, OSError or HTTPException if that does not help."""
+        body = None if message is None else encoded(message, binary=self._binary)
+        for attempt in range(1, ATTEMPTS + 1):
             try:
-                status, headers, content = self._exchange(method, path, body)
+                self.connection.request(method, self._prefix + path, body, self._headers)
+                response = self.connection.getresponse()
+                content = response.read()
             except (OSError, http.client.HTTPException):
-                self._connection.close()
-                if last:
+                self.connection.close()
+                if attempt == ATTEMPTS:
                     raise
                 continue
-            if status < 300:
-                return self._decoded(headers, content)
-            if status != 503 or last:
-                raise _refusal(status, content)
-            time.sleep(_pause(headers.get("Retry-After", "")))
+            if response.status < 300:
+                return decoded(content, response.headers.get_content_type())
+            if response.status != 503 or attempt == ATTEMPTS:
+                raise _refusal(response.status, content)
+            time.sleep(pause_seconds(response.headers.get("Retry-After", "")))
         raise AssertionError
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
     def __enter__(self) -> "Planner":
         return self
@@ -125,42 +132,20 @@ class Planner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _exchange(
-        self, method: str, path: str, body: bytes | None
-    ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        connection = self._connection
-        connection.request(method, f"{self._prefix}{path}", body, self._headers)
-        response = connection.getresponse()
-        return response.status, response.headers, response.read()
-
-    def _encoded(self, message: Mapping[str, Any]) -> bytes:
-        given = {name: _plain(value) for name, value in message.items() if value is not None}
-        for name in VECTORS:
-            if name in given:
-                given[name] = _floats(given[name])
-        if "waypoints" in given:
-            given["waypoints"] = [_floats(row) for row in given["waypoints"]]
-        if self._binary:
-            return packed(given)
-        return json.dumps(given, default=list, allow_nan=False).encode()
-
-    def _decoded(self, headers: http.client.HTTPMessage, content: bytes) -> Any:
-        if not content:
-            return None
-        if headers.get_content_type() != "application/msgpack":
-            return json.loads(content)
-        found = unpacked(content)
-        return found | {name: list(_numbers(found[name])) for name in VECTORS if name in found}
-
 
 class Session:
-    """One episode of one robot: `end` it to have it kept. Left by an exception it is dropped,
-    unless server or network failed: then the server keeps what it knows, as cut short."""
+    """One episode of one robot; `end` it to have it stored.
 
-    def __init__(self, planner: Planner, told: Mapping[str, Any]) -> None:
-        self._planner, self.told = planner, told  # sizes, mode, limits: see the server's Opened
-        self._path = f"/v1/sessions/{told['session']}"
-        self.steps = 0  # answered
+    If the `with` block is left by an exception, the session is dropped, unless the server or the
+    network failed: then the server keeps the episode so far, as cut short.
+    """
+
+    def __init__(self, planner: Planner, opened: Mapping[str, Any]) -> None:
+        """`opened`: the server's answer; it has sizes, mode and limits (SessionCreated)."""
+        self._planner, self.opened = planner, opened
+        self.path = f"/v1/sessions/{opened['session']}"
+        self.told = opened  # its name in 0.1
+        self.steps = 0  # that were answered
         self._open = True
 
     def act(
@@ -171,20 +156,14 @@ class Session:
         action: Iterable[float] | None = None,
         deadline_ms: float | None = None,
     ) -> ClientAnswer:
-        """What to do where the robot is now; `reward` is of the step before, and so is `action`:
-        what was really done, where that is not what the answer said."""
-        asked = {"step": self.steps, "observation": observation, "reward": reward}
-        asked |= {"action": action, "deadline_ms": deadline_ms}
-        found = self._planner.ask("POST", f"{self._path}/act", asked)
+        """The next action. `reward` and `action` are those of the previous step; give `action`
+        only if the robot executed another one than it was answered."""
+        step = {"step": self.steps, "observation": observation, "reward": reward}
+        step |= {"action": action, "deadline_ms": deadline_ms}
+        answer = self._planner.ask("POST", f"{self.path}/act", step)
         self.steps += 1
-        return ClientAnswer(
-            action=found["action"],
-            late=found["late"],
-            candidates=found["candidates"],
-            milliseconds=found["milliseconds"],
-            version=found["version"],
-            told=found,
-        )
+        fields = {name: answer[name] for name in ClientAnswer._fields if name != "message"}
+        return ClientAnswer(**fields, message=answer)
 
     def end(
         self,
@@ -195,18 +174,18 @@ class Session:
         terminated: bool = False,
         truncated: bool = False,
     ) -> Mapping[str, Any]:
-        """Where the episode ended, which nobody acts on any more; says what became of it."""
-        said = {"step": self.steps, "observation": observation, "reward": reward, "action": action}
-        ends = {"terminated": terminated, "truncated": truncated}
-        found: Mapping[str, Any] = self._planner.ask("POST", f"{self._path}/end", said | ends)
+        """Report the last observation of the episode; the answer says whether it is stored."""
+        end = {"step": self.steps, "observation": observation, "reward": reward, "action": action}
+        end |= {"terminated": terminated, "truncated": truncated}
+        answer: Mapping[str, Any] = self._planner.ask("POST", f"{self.path}/end", end)
         self._open = False
-        return found
+        return answer
 
     def leave(self) -> None:
-        """Go without an end. Who is not there any more has left."""
+        """Drop the session without an end. It is no error if the server has none."""
         self._open = False
         try:
-            self._planner.ask("DELETE", self._path)
+            self._planner.ask("DELETE", self.path)
         except RefusedError as refused:
             if refused.status != 404:
                 raise
@@ -215,150 +194,145 @@ class Session:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if self._open and not _is_failure(error):
+        server_failed = isinstance(error, OSError | http.client.HTTPException) or (
+            isinstance(error, RefusedError) and error.status == 503
+        )
+        if self._open and not server_failed:
             try:
                 self.leave()
             except (OSError, http.client.HTTPException, RefusedError):
-                if kind is None:
+                if kind is None:  # do not hide the exception of the robot's program
                     raise
 
 
-def _is_failure(error: object) -> bool:
-    """Of the server or on the way to it: what the robot did is worth keeping."""
-    if isinstance(error, RefusedError):
-        return error.status == 503
-    return isinstance(error, OSError | http.client.HTTPException)
-
-
-def _pause(told: str) -> float:
-    """Seconds, or a date, as HTTP has it for Retry-After."""
-    seconds = PAUSE
-    if told.isdecimal():
-        seconds = float(told)
-    elif told:
-        with suppress(ValueError):
-            seconds = parsedate_to_datetime(told).timestamp() - time.time()
-    return min(max(seconds, 0.0), MOST_PAUSE)
-
-
 def _refusal(status: int, content: bytes) -> RefusedError:
+    """From a problem document, or from whatever a proxy answered."""
     try:
-        told = json.loads(content)
-        return RefusedError(status, told["detail"], told.get("expected_step"))
+        problem = json.loads(content)
+        return RefusedError(status, problem["detail"], problem.get("expected_step"))
     except (ValueError, TypeError, KeyError):
         return RefusedError(status, content[:200].decode(errors="replace"))
 
 
-# Numbers as the server wants them: float32, little-endian
+def pause_seconds(retry_after: str) -> float:
+    """Of a Retry-After header, which is a number of seconds or a date."""
+    seconds = PAUSE
+    if retry_after.isdecimal():
+        seconds = float(retry_after)
+    elif retry_after:
+        with suppress(ValueError):
+            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
+    return min(max(seconds, 0.0), MAX_PAUSE)
 
 
-def _plain(value: Any) -> Any:
-    """A scalar of numpy as Python's own."""
-    return value.item() if getattr(value, "ndim", None) == 0 else value
+# Messages
 
 
-def _floats(numbers: Iterable[float]) -> "array[float]":
-    return array("f", [float(number) for number in numbers])
+def encoded(message: Mapping[str, Any], *, binary: bool) -> bytes:
+    """As msgpack, or as JSON. Fields that are None are left out; arrays may be numpy's."""
+    fields: dict[str, Any] = {}
+    for name, value in message.items():
+        if value is None:
+            continue
+        if name in VECTORS:
+            fields[name] = array("f", map(float, value))
+        elif name == "waypoints":
+            fields[name] = [array("f", map(float, row)) for row in value]
+        else:  # a numpy scalar becomes one of Python's
+            fields[name] = value.item() if getattr(value, "ndim", None) == 0 else value
+    return packed(fields) if binary else json.dumps(fields, default=list, allow_nan=False).encode()
 
 
-def _numbers(content: bytes) -> "array[float]":
-    found = array("f")
-    found.frombytes(content)
+def decoded(content: bytes, content_type: str) -> Any:
+    if not content:
+        return None
+    if content_type != MSGPACK:
+        return json.loads(content)
+    fields = unpacked(content)
+    for name in VECTORS:
+        if name in fields:
+            fields[name] = list(_little_endian(array("f", fields[name])))
+    return fields
+
+
+def _little_endian(numbers: "array[float]") -> "array[float]":
+    """Swaps the bytes of float32 numbers on a big-endian machine, in either direction."""
     if sys.byteorder == "big":
-        found.byteswap()
-    return found
+        numbers.byteswap()
+    return numbers
 
 
-def _bytes(numbers: "array[float]") -> bytes:
-    found = array("f", numbers)
-    if sys.byteorder == "big":
-        found.byteswap()
-    return found.tobytes()
-
-
-# msgpack, as much of it as messages need
+# msgpack, as far as messages need it: https://github.com/msgpack/msgpack/blob/master/spec.md
 
 
 def packed(value: Any) -> bytes:
-    if isinstance(value, Mapping):
-        head = _head(len(value), 0x80, 15, {16: 0xDE, 32: 0xDF})
-        return head + b"".join(packed(name) + packed(each) for name, each in value.items())
-    if isinstance(value, list):
-        return _head(len(value), 0x90, 15, {16: 0xDC, 32: 0xDD}) + b"".join(map(packed, value))
-    if isinstance(value, str):
-        text = value.encode()
-        return _head(len(text), 0xA0, 31, {8: 0xD9, 16: 0xDA, 32: 0xDB}) + text
-    if isinstance(value, array):
-        content = _bytes(value)
-        return _head(len(content), 0, -1, {8: 0xC4, 16: 0xC5, 32: 0xC6}) + content
-    return _packed_scalar(value)
+    """Sizes take four bytes, also where msgpack has a shorter form."""
+    match value:
+        case None | False | True:
+            return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[value]
+        case int():
+            return struct.pack(">Bq", 0xD3, value)
+        case str():
+            content = value.encode()
+            head = struct.pack(">BI", 0xDB, len(content))
+        case array():
+            content = _little_endian(value[:]).tobytes()
+            head = struct.pack(">BI", 0xC6, len(content))
+        case list():
+            content = b"".join(map(packed, value))
+            head = struct.pack(">BI", 0xDD, len(value))
+        case Mapping():
+            content = b"".join(packed(name) + packed(item) for name, item in value.items())
+            head = struct.pack(">BI", 0xDF, len(value))
+        case _:
+            return struct.pack(">Bd", 0xCB, float(value))
+    return head + content
 
 
-def _packed_scalar(value: float | None) -> bytes:
-    if value is None or isinstance(value, bool):
-        return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[value]
-    if isinstance(value, int):
-        return struct.pack(">Bq", 0xD3, value)
-    return struct.pack(">Bd", 0xCB, float(value))
-
-
-SIZES = {8: ">BB", 16: ">BH", 32: ">BI"}
-
-
-def _head(size: int, short: int, most: int, codes: Mapping[int, int]) -> bytes:
-    """What tells kind and size: in one byte up to `most`, else after a code."""
-    if size <= most:
-        return bytes([short | size])
-    bits = next(bits for bits in codes if size < 1 << bits)
-    return struct.pack(SIZES[bits], codes[bits], size)
-
-
-def unpacked(content: bytes) -> Any:
-    value, end = _value(content, 0)
-    if end != len(content):
-        raise ValueError(f"{len(content) - end} bytes are left over")
-    return value
-
-
-PLAIN = {0xC0: None, 0xC2: False, 0xC3: True}
-NUMBERS = {
-    **{0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q"},
-    **{0xD0: ">b", 0xD1: ">h", 0xD2: ">i", 0xD3: ">q"},
-}
-LONG = {
+CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+NUMBERS = dict(zip(range(0xCA, 0xD4), (f">{code}" for code in "fdBHIQbhiq"), strict=True))
+SIZES = {  # kind, and how its size is written
     **{0xC4: ("bin", ">B"), 0xC5: ("bin", ">H"), 0xC6: ("bin", ">I")},
     **{0xD9: ("str", ">B"), 0xDA: ("str", ">H"), 0xDB: ("str", ">I")},
     **{0xDC: ("list", ">H"), 0xDD: ("list", ">I"), 0xDE: ("map", ">H"), 0xDF: ("map", ">I")},
 }
-SHORT = ((0x80, 0xF0, "map"), (0x90, 0xF0, "list"), (0xA0, 0xE0, "str"))
+SHORT = ((0x80, 0x0F, "map"), (0x90, 0x0F, "list"), (0xA0, 0x1F, "str"))  # first code, size bits
 
 
-def _value(content: bytes, at: int) -> tuple[Any, int]:
-    code = content[at]
-    at += 1
-    if code in PLAIN:
-        return PLAIN[code], at
+def unpacked(content: bytes) -> Any:
+    stream = BytesIO(content)
+    value = _read(stream)
+    if rest := stream.read():
+        raise ValueError(f"{len(rest)} bytes are left over")
+    return value
+
+
+def _read(stream: BytesIO) -> Any:
+    code = _number(stream, ">B")
     if code < 0x80 or code >= 0xE0:  # a small number, perhaps negative
-        return (code if code < 0x80 else code - 256), at
+        return code if code < 0x80 else code - 256
+    if code in CONSTANTS:
+        return CONSTANTS[code]
     if code in NUMBERS:
-        form = NUMBERS[code]
-        return struct.unpack_from(form, content, at)[0], at + struct.calcsize(form)
-    if code in LONG:
-        kind, form = LONG[code]
-        (size,) = struct.unpack_from(form, content, at)
-        return _sized(kind, size, content, at + struct.calcsize(form))
-    for short, mask, kind in SHORT:
-        if code & mask == short:
-            return _sized(kind, code & ~mask & 0xFF, content, at)
+        return _number(stream, NUMBERS[code])
+    if code in SIZES:
+        kind, form = SIZES[code]
+        return _read_sized(stream, kind, _number(stream, form))
+    for first, bits, kind in SHORT:
+        if first <= code <= first + bits:
+            return _read_sized(stream, kind, code & bits)
     raise ValueError(f"a value begins with {code:#x}, which no message has")
 
 
-def _sized(kind: str, size: int, content: bytes, at: int) -> tuple[Any, int]:
-    if kind in ("str", "bin"):
-        raw = content[at : at + size]
-        return (raw.decode() if kind == "str" else raw), at + size
-    items = []
-    for _ in range(size * (2 if kind == "map" else 1)):
-        item, at = _value(content, at)
-        items.append(item)
-    return (dict(zip(items[::2], items[1::2], strict=True)) if kind == "map" else items), at
+def _read_sized(stream: BytesIO, kind: str, size: int) -> Any:
+    if kind == "map":
+        return {_read(stream): _read(stream) for _ in range(size)}
+    if kind == "list":
+        return [_read(stream) for _ in range(size)]
+    content = stream.read(size)
+    return content.decode() if kind == "str" else content
+
+
+def _number(stream: BytesIO, form: str) -> Any:
+    (number,) = struct.unpack(form, stream.read(struct.calcsize(form)))
+    return number

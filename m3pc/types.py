@@ -1,6 +1,7 @@
-"""What crosses package borders.
+"""Records, protocols and errors that several packages share.
 
-B batch, L steps of an episode, T of a piece, S state, A action, E environments.
+B batch size, L steps of an episode, T steps of a window, S state size, A action size,
+E environments.
 """
 
 import math
@@ -13,46 +14,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Booleans = NDArray[np.bool_]
 
-EPOCH_SHIFT = 40  # bits of a version's number: 10^12 updates
-EPOCH_BITS = 63 - EPOCH_SHIFT  # what an int64 leaves for its epoch
+EPOCH_SHIFT = 40  # low bits of a packed version, which hold its number: up to 10^12 updates
+EPOCH_BITS = 63 - EPOCH_SHIFT  # the other bits of a non-negative int64, which hold its epoch
 
-LOG_STD_RANGE = (-20.0, 2.0)  # of behaviour policies, as in the SAC that recorded D4RL
+LOG_STD_RANGE = (-20.0, 2.0)  # of behaviour policies, as in the SAC that recorded D4RL's data
 
 X = TypeVar("X")
 Y = TypeVar("Y")
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used: what was found, what was expected, what to do."""
+    """The user's input cannot be used. Says what was found, what was expected, what to do."""
 
 
 class DivergedError(RuntimeError):
-    """A loss or gradient is not finite: nothing that follows would mean anything."""
+    """A loss or gradient is not finite; training cannot go on from here."""
 
 
 class FencedError(RuntimeError):
-    """A newer process has the same part: whoever is told so stops."""
+    """A newer process has taken over this one's role; this one has to stop."""
 
 
 class StoreUnavailableError(RuntimeError):
-    """No answer of the store within the deadline: ask again."""
+    """The store did not answer within the deadline; the call may be repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One trajectory, whole. Neither terminated nor truncated means that it was cut short."""
+    """A complete episode. Neither terminated nor truncated means that it was cut short."""
 
-    states: Floats  # [L + 1, S], the last one is where the episode ended
+    states: Floats  # [L + 1, S]; the last one is the state in which the episode ended
     actions: Floats  # [L, A], in [-1, 1]
     rewards: Floats  # [L]
-    terminated: bool  # the task ended it: nothing follows the last state
-    truncated: bool  # the clock ended it: the last state could have gone on
-    seed: int = -1  # of the environment's reset; -1 where nobody knows
-    version: int = -1  # of the policy at the first step (`Version.packed`); -1 where it has none
-    last_version: int = -1  # of the policy at the last step
-    target_return: float = math.nan  # return asked for at the first step; NaN where none was
+    terminated: bool  # the task ended it: no reward follows the last state
+    truncated: bool  # its step limit ended it: the last state could have continued
+    seed: int = -1  # of the environment's reset; -1 if unknown
+    version: int = -1  # weights at the first step (`Version.packed`); -1 if it was not a model
+    last_version: int = -1  # weights at the last step
+    target_return: float = math.nan  # target of the policy at the first step; NaN without one
     utility: float = math.nan  # mean over the steps; NaN without planning
 
     def __len__(self) -> int:
@@ -60,22 +63,22 @@ class Episode:
 
 
 class AppendKey(NamedTuple):
-    """Which episode this is: a store takes each key once, in the order of its sequence."""
+    """Identifies an episode: a store accepts each key once, in the order of its sequence."""
 
-    slot: int  # of the rollout actor, the same after a restart
-    incarnation: int  # of the process in the slot; a higher one shuts the lower ones out
-    sequence: int  # 0, 1, 2, ... of the incarnation's episodes
+    slot: int  # of the rollout actor; stays the same when the actor is restarted
+    incarnation: int  # of the process in the slot; a higher one fences the lower ones
+    sequence: int  # 0, 1, 2, ...: the incarnation's episodes
 
 
 class AckStatus(StrEnum):
-    """What became of an append. Only the first two promise that the episode is in the store."""
+    """The result of an append. Only the first two promise that the episode is in the store."""
 
-    DURABLE = "durable"  # now
-    DUPLICATE = "duplicate"  # since an earlier append with this key
-    GAP = "gap"  # one before it is missing: send from `expected` on
-    FENCED = "fenced"  # a newer incarnation has the slot, or this one sent too much rubbish: stop
-    RETRY_LATER = "retry later"  # no room or time now: send it again
-    REJECTED = "rejected"  # never, whatever the number of trials; its sequence number is used up
+    DURABLE = "durable"  # it has been stored
+    DUPLICATE = "duplicate"  # an earlier append with this key has stored it
+    GAP = "gap"  # an earlier episode is missing: send from `expected` on
+    FENCED = "fenced"  # a newer incarnation has the slot, or this one sent too much invalid data
+    RETRY_LATER = "retry later"  # no space or time now: send it again
+    REJECTED = "rejected"  # the payload is invalid; its sequence number is used up
 
 
 Durability = Literal["fsync", "os"]
@@ -83,25 +86,29 @@ Durability = Literal["fsync", "os"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
+    """A store's answer to an append."""
+
     status: AckStatus
-    expected: int  # the sequence number that the store takes next from this incarnation
-    durability: Durability  # fsync: survives power loss; os: survives the death of any process
+    expected: int  # the sequence number that the store accepts next from this incarnation
+    durability: Durability  # fsync: survives power loss; os: survives the end of any process
     reason: str = ""
 
 
 class EpisodeSink(Protocol):
+    """Where finished episodes go: a store, or a client of one."""
+
     def append(self, key: AppendKey, payload: bytes) -> Ack: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowBatch(Generic[X]):
-    """B pieces of T steps cut from episodes: numpy on the wire, tensors on a device."""
+    """B windows of T consecutive steps of episodes: numpy arrays, or tensors on a device."""
 
     states: X  # [B, T, S]
     actions: X  # [B, T, A]
     rewards: X  # [B, T]
-    returns: X  # [B, T] reward still to come
-    steps: X  # [B] absolute step of the first of the T
+    returns: X  # [B, T] return-to-go
+    steps: X  # [B] position of the window's first step in its episode
 
     def map(self, fn: Callable[[X], Y]) -> "WindowBatch[Y]":
         return WindowBatch(**{f.name: fn(getattr(self, f.name)) for f in fields(self)})
@@ -109,13 +116,13 @@ class WindowBatch(Generic[X]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What E environments ask a planner: their last steps, and the state in which each is now."""
+    """Input of a planner for E environments: their last steps and their current states."""
 
-    states: Floats  # [E, T, S] up to now; after it the waypoints of a backward plan, else 0
-    actions: Floats  # [E, T, A] before now; else 0
-    now: Integers  # [E] position of the current state among the T
-    steps: Integers  # [E] absolute step of the current state in its episode
-    seeds: Integers  # [E] of the episode's planning: the same answer in whatever company
+    states: Floats  # [E, T, S] up to `now`; after it the waypoints of a backward plan, else 0
+    actions: Floats  # [E, T, A] before `now`, else 0
+    now: Integers  # [E] position of the current state in the window
+    steps: Integers  # [E] position of the current state in its episode
+    seeds: Integers  # [E] of the episode's planning: decisions do not depend on the other rows
 
     def __len__(self) -> int:
         return len(self.now)
@@ -123,64 +130,84 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a planner answers."""
+    """A planner's answer for E environments."""
 
     actions: Floats  # [E, A], in [-1, 1]
-    target_returns: (
-        Floats  # [E] return that the policy was asked for; NaN where it was asked for none
-    )
-    utilities: Floats  # [E] mean over candidates by weight; NaN without planning
-    effective_candidates: Floats  # [E] effective number of candidates, 1 / sum of squared weights
-    utility_std: Floats  # [E] standard deviation of the utilities over candidates
-    version: int  # of the weights
+    target_returns: Floats  # [E] return that the policy was conditioned on; NaN without one
+    utilities: Floats  # [E] weighted mean over the candidates; NaN without planning
+    effective_candidates: Floats  # [E] 1 / sum of squared weights; NaN without planning
+    utility_std: Floats  # [E] standard deviation over the candidates; NaN without planning
+    version: int  # of the weights (`Version.packed`)
 
 
-class Planner(Protocol):
+class PlannerSizes(Protocol):
+    """The lengths that a planner works with."""
+
+    @property
+    def window(self) -> int:
+        """T, the steps of a window."""
+
+    @property
+    def horizon(self) -> int:
+        """Steps that the planner imagines; the other T - horizon show the past."""
+
+
+class Planner(PlannerSizes, Protocol):
+    """Chooses actions, and waits for them where they are computed elsewhere."""
+
     def decide(self, window: Window, *, explore: bool = False) -> Decision: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A request to a planner server: what it answers is a Decision, or a Refusal."""
+    """A request to a planner server, which answers with a Decision or a Rejection.
+
+    None means: as configured.
+    """
 
     window: Window
-    mode: str | None = None  # one of `config.MODES`; None: as the weights are configured
-    ratio: float | None = None  # times the best return; None: as the weights are configured
-    target_remaining: float | None = None  # reward that is still wanted, instead of any ratio
+    mode: str | None = None  # one of `m3pc.config.schema.MODES`
+    ratio: float | None = None  # factor on the configured target return
+    target_remaining: float | None = None  # sum of rewards still to reach, instead of a ratio
     explore: bool = False
-    mean: bool = False  # take the mean, of mode rcbc the median; else as the weights are configured
-    candidates: int | None = None  # plans to weigh; None: as the weights are configured
+    mean: bool = False  # act by the mean (in mode rcbc the median), whatever is configured
+    candidates: int | None = None  # plans to weight
 
 
 class RejectReason(StrEnum):
-    RETRY_LATER = "retry"  # too many wait already: ask again
-    LATE = "late"  # its deadline passed before it was computed: ask again
-    BAD = "bad"  # never, whatever the number of trials
-    FAILED = "failed"  # the planner's own fault: ask again, perhaps another one
+    """Why a planner server gives no decision. All but BAD may be retried."""
+
+    RETRY_LATER = "retry"  # its queue is full
+    LATE = "late"  # the deadline passed before the decision was computed
+    BAD = "bad"  # the request is invalid
+    FAILED = "failed"  # an error of the planner; another one may succeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
+    """A planner server's answer in place of a decision."""
+
     why: RejectReason
-    reason: str
-    wait: float = 0.0  # seconds before it makes sense to ask again
+    reason: str  # for people
+    wait: float = 0.0  # seconds after which to retry
 
 
 class PlannerGoneError(RuntimeError):
-    """No planner answered for as long as was waited, or waiting was given up."""
+    """No planner answered in time, or the caller stopped waiting."""
 
 
 class PendingDecision(Protocol):
-    """A request that is being answered; it repeats itself where that helps."""
+    """A request that is being answered, and is retried where that helps."""
 
     def result(self, patience: float, stop: Callable[[], bool]) -> Decision:
-        """PlannerGoneError after `patience` seconds, or once `stop` says so."""
+        """Wait for the decision. PlannerGoneError after `patience` seconds, or once `stop()`."""
 
 
-class PlannerEndpoint(Protocol):
-    """A planner elsewhere: asking does not wait."""
+class PlannerEndpoint(PlannerSizes, Protocol):
+    """A planner in another process."""
 
-    def ask(self, ask: PlanRequest) -> PendingDecision: ...
+    def ask(self, request: PlanRequest) -> PendingDecision:
+        """Send a request, without waiting for its decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +218,8 @@ class TransitionBatch(Generic[X]):
     actions: X  # [B, A]
     rewards: X  # [B]
     next_states: X  # [B, S]
-    terminals: X  # [B] 1 where the task ended the episode with this step
-    returns: X  # [B] discounted reward from this step on
+    terminals: X  # [B] 1 where the task ended the episode at this step
+    returns: X  # [B] discounted sum of rewards from this step on
 
     def map(self, fn: Callable[[X], Y]) -> "TransitionBatch[Y]":
         return TransitionBatch(**{f.name: fn(getattr(self, f.name)) for f in fields(self)})
@@ -200,17 +227,17 @@ class TransitionBatch(Generic[X]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Version:
-    """Of published weights: first by the learner's start, then by its count."""
+    """Version of weights, ordered by the learner's start, then by its count of updates."""
 
-    epoch: int  # from `new_epoch`; 0 for what was learnt offline
-    number: int  # updates of the model in this run
+    epoch: int  # of the learner that published them, from `new_epoch`; 0 in checkpoints
+    number: int  # updates done in this run
 
     def __str__(self) -> str:
         return f"{self.epoch}-{self.number}"
 
     @property
     def packed(self) -> int:
-        """One number that an episode carries, in the same order; an int64 holds it."""
+        """Both parts in one non-negative int64 of the same order, which episodes store."""
         if not (0 <= self.epoch < 1 << EPOCH_BITS and 0 <= self.number < 1 << EPOCH_SHIFT):
             raise InputError(
                 f"version {self} does not fit 64 bits: expected an epoch below "
@@ -225,85 +252,57 @@ class Version:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pointer:
-    """Which file is the newest; its reader checks size and hash."""
+    """Names the file of the newest weights. Its reader checks size and hash."""
 
     version: Version
-    sha256: str
+    sha256: str  # in hexadecimal digits
     size: int  # bytes
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """The right to do something alone until `seconds` passed unrenewed.
-
-    A holder that was stopped does not notice the end of it: whatever it writes to must refuse a
-    fencing number below the highest it has seen.
-    """
-
-    name: str
-    holder: str
-    fencing: int  # greater at each grant of this name
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    slot: int
-    incarnation: int
-    age: float  # seconds since the last heartbeat or registration, on the coordinator's clock
+    path: str  # relative to the run's folder
 
 
 class Published(Enum):
+    """The result of publishing a pointer."""
+
     OK = "ok"
-    STALE = "stale"  # not beyond the newest of its epoch
+    STALE = "stale"  # not newer than the newest of its epoch
     FENCED = "fenced"  # a newer epoch has begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredState:
-    """What the disk knows of a run: the least that a coordinator may believe after a loss."""
+    """What the disk knows of a run. A coordinator that lost its records starts from it."""
 
     incarnations: Mapping[int, int] = field(default_factory=dict)  # by slot
-    epochs: Mapping[str, int] = field(default_factory=dict)  # by pointer
     pointers: Mapping[str, Pointer] = field(default_factory=dict)
-    fencings: Mapping[str, int] = field(default_factory=dict)  # by lease
 
 
 class CoordinatorUnavailableError(RuntimeError):
-    """No answer within the deadline: go on with what is known, publish and register nothing."""
+    """The coordinator did not answer within the deadline. Callers go on with what they know, but
+    publish and register nothing."""
 
 
 class Coordinator(Protocol):
-    """Who is who, and what is newest. Every call ends within a deadline or raises
-    CoordinatorUnavailableError; every call may be repeated."""
+    """Gives out incarnations of actors and epochs of learners, and knows the newest weights.
+
+    Every call ends within a deadline or raises CoordinatorUnavailableError, and may be repeated.
+    """
 
     def register(self, slot: int) -> int:
-        """A new incarnation of a slot: greater than all before it, never given twice."""
+        """A new incarnation of a slot: greater than all before it, never given out twice."""
 
     def heartbeat(self, slot: int, incarnation: int) -> bool:
-        """False once a newer incarnation exists: stop."""
-
-    def members(self) -> list[Member]:
-        """Every slot that ever registered, by number."""
-
-    def lease(self, name: str, holder: str, seconds: float) -> Lease | None:
-        """None while another holds it. Who holds it already is granted it anew."""
-
-    def renew(self, lease: Lease) -> Lease | None:
-        """None once it ran out, was released or was granted anew."""
-
-    def release(self, lease: Lease) -> None: ...
+        """False once a newer incarnation exists: the caller has to stop."""
 
     def new_epoch(self, name: str) -> int:
-        """A learner starts: all versions of earlier epochs are fenced from now on."""
+        """A new epoch of a pointer: from now on, pointers of earlier epochs are fenced."""
 
     def publish(self, name: str, pointer: Pointer) -> Published:
-        """Move a pointer forwards. The very same pointer again is OK."""
+        """Move a pointer forward. Publishing the same pointer again is OK."""
 
-    def read(self, name: str) -> Pointer | None: ...
+    def read(self, name: str) -> Pointer | None:
+        """The newest pointer of this name."""
 
     def watch(self, name: str, since: Version | None, timeout: float) -> Pointer | None:
-        """The pointer once it is beyond `since`; None after `timeout` seconds."""
+        """The pointer once it is newer than `since`; None after `timeout` seconds."""
 
     def close(self) -> None: ...

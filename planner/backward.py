@@ -1,53 +1,59 @@
 """Backward M³PC: infer the states between now and a goal, then the action that leads there.
 
-E environments, all at the same position `now`; states after it are waypoints, the last the goal.
+E environments, all with their current step at the same position `now`; the states after it are
+waypoints, the last one is the goal.
 """
 
 import torch
 from torch import Tensor
 
-from m3pc.config.schema import GoalConfig
+from m3pc.config.schema import Config, GoalConfig
 from m3pc.model.btm import TrajectoryModel
-from m3pc.model.masks import ACTIONS, STATES, Mask, only, visible
+from m3pc.model.device import autocast
+from m3pc.model.masks import ACTIONS, STATES, Mask, token_mask, visible
 from m3pc.model.normalisation import Normaliser, Tokens
 from planner.forward import PlanningBatch
 
 
-def towards_goal(
+def plan_backward(
     model: TrajectoryModel,
     normaliser: Normaliser,
-    config: GoalConfig,
-    question: PlanningBatch,
+    config: Config,
+    batch: PlanningBatch,
     *,
-    one_mask: bool = False,
+    single_mask: bool = False,
 ) -> Tensor:
-    """Mean of the next action before the tanh: [E, A]. With `one_mask` no path is inferred first,
-    the action is read beside it."""
-    now, length = question.now, model.config.window
-    shown = _shown(config, now, length)
-    states = normaliser.states.encode(question.states)
-    if not one_mask:
-        path = model(_tokens(states, question), shown, only(length, {STATES: range(length)})).states
-        states = torch.where(_filled(config, now, length).to(path.device)[:, None], path, states)
-        shown = visible("inverse", now=now, length=length)
-    found: Tensor = model(_tokens(states, question), shown, only(length, {ACTIONS: [now]})).mu
-    return found[:, 0]
+    """The next action towards the goal: [E, A].
+
+    With `single_mask`, the baseline: the action is read from the first pass, without a path.
+    """
+    now, length = batch.now, model.config.window
+    mask = _goal_mask(config.goal, now, length)
+    states = normaliser.states.encode(batch.states)
+    nothing = torch.zeros_like(states[..., :1])  # rewards and returns are always hidden
+    with autocast(config.compute):
+        if not single_mask:
+            # 1. Infer the path: the states between now and the goal.
+            tokens = Tokens(states, batch.actions, nothing, nothing)
+            path = model(tokens, mask, read=token_mask(length, {STATES: range(length)})).states
+            inferred = _inferred_steps(config.goal, now, length).to(path.device)
+            states = torch.where(inferred[:, None], path, states)
+            mask = visible("inverse", now=now, length=length)
+        # 2. Infer the action that follows the path.
+        tokens = Tokens(states, batch.actions, nothing, nothing)
+        mu: Tensor = model(tokens, mask, read=token_mask(length, {ACTIONS: [now]})).mu
+    return mu[:, 0].float().tanh()
 
 
-def _shown(config: GoalConfig, now: int, length: int) -> Mask:
+def _goal_mask(config: GoalConfig, now: int, length: int) -> Mask:
     if now == 0 and config.first_visible == "waypoints":
         return visible("inverse", now=now, length=length)
     return visible("path", now=now, length=length)
 
 
-def _filled(config: GoalConfig, now: int, length: int) -> Tensor:
-    """Positions whose states are replaced by inferred ones: bool [T]."""
+def _inferred_steps(config: GoalConfig, now: int, length: int) -> Tensor:
+    """Steps whose states are replaced by inferred ones: bool [T]."""
     t = torch.arange(length)
     if config.fill == "between":
         return (t > now) & (t < length - 1)
     return (t <= now) | ((t > now + 1) & (t < length - 1))
-
-
-def _tokens(states: Tensor, question: PlanningBatch) -> Tokens:
-    nothing = torch.zeros_like(states[..., :1])
-    return Tokens(states, question.actions, nothing, nothing)

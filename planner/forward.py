@@ -1,172 +1,229 @@
-"""Forward M³PC: propose plans, imagine what follows, score it. All functions are pure.
+"""Forward M³PC: propose plans, imagine what follows, score it, act on the best.
 
-E environments, all at the same position `now` of their windows; N plans of h = T - now steps each.
+E environments, all with their current step at the same position `now` of their windows;
+N candidate plans of h = T - now steps each; S state, A action. All functions are pure.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from m3pc.config.schema import Config, PlannerConfig
-from m3pc.model.btm import TrajectoryModel
+from m3pc.model.btm import DecodePlan, TrajectoryModel, decode_plan
 from m3pc.model.critic import Critic
-from m3pc.model.device import autocast
-from m3pc.model.masks import ACTIONS, MODALITIES, RETURNS, REWARDS, STATES, only, places, visible
-from m3pc.model.normalisation import Normaliser, Tokens
-from planner.utility import lambda_return
+from m3pc.model.device import autocast, chunk_rows
+from m3pc.model.masks import ACTIONS, RETURNS, REWARDS, STATES, token_indices, token_mask, visible
+from m3pc.model.normalisation import Normaliser, Scale, Tokens
+from m3pc.types import Integers
+from planner.utility import PlanWeights, lambda_return, softmax_weights
 
 Guidance = Literal["m", "q", "q0"]
 QFunction = Callable[[Tensor, Tensor], Tensor]  # raw states [B, S], actions [B, A] -> [B]
 
-# Rows of a chunk times the width: what a chunk computes stays in the caches.
-CHUNK = 64_000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningBatch:
-    """Windows whose current step stands at the same place."""
+    """Windows of E environments with their current step at the same position."""
 
     states: Tensor  # [E, T, S] raw
     actions: Tensor  # [E, T, A]
     now: int
     steps: Tensor  # [E] absolute step of the current state
+    target_returns: Tensor  # [E] the return-to-go that the policy is asked for
     max_episode_steps: int  # H, the episode's step limit
 
     def rows(self, part: slice) -> "PlanningBatch":
+        """Some of the environments."""
         return replace(
-            self, states=self.states[part], actions=self.actions[part], steps=self.steps[part]
+            self,
+            states=self.states[part],
+            actions=self.actions[part],
+            steps=self.steps[part],
+            target_returns=self.target_returns[part],
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """The policy's Gaussians of all actions from now on, before the tanh."""
+
+    mu: Tensor  # [E, h, A]
+    log_sigma: Tensor  # [E, h, A]
+
+    def at(self, index: Integers) -> "Proposal":
+        """Some of the environments."""
+        if len(index) == len(self.mu):  # a copy's strides could change the last bits
+            return self
+        return Proposal(mu=self.mu[index], log_sigma=self.log_sigma[index])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Imagined:
-    """What follows each plan, in raw units; None where the guide does not ask for it."""
+    """What follows each plan from now on, in raw units; no steps of what the guidance ignores."""
 
-    rewards: Tensor | None = None  # [E, N, h - 1], from now on
-    states: Tensor | None = None  # [E, N, h, S], from now on
-    returns: Tensor | None = None  # [E, N, h], from now on
-
-
-def propose(
-    model: TrajectoryModel, normaliser: Normaliser, question: PlanningBatch, conditions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Mean and log sigma [E, h, A] of actions from now on, given the returns asked for [E]."""
-    now, length = question.now, model.config.window
-    asked = normaliser.returns.encode(conditions[:, None])
-    tokens = _tokens(question, normaliser, returns=asked[:, None].expand(-1, length, -1))
-    wanted = only(length, {ACTIONS: range(now, length)})
-    found = model(tokens, visible("policy", now=now, length=length), wanted)
-    return found.mu, found.log_sigma
+    states: Tensor  # [E, N, h, S]
+    rewards: Tensor  # [E, N, h - 1]
+    returns: Tensor  # [E, N, h]
 
 
-def candidates(mu: Tensor, log_sigma: Tensor, noise: Tensor, noise_scale: float | Tensor) -> Tensor:
-    """Plans [E, N, h, A]: every step and dimension drawn on its own."""
-    return torch.tanh(mu[:, None] + noise_scale * log_sigma.exp()[:, None] * noise)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOutput:
+    actions: Tensor  # [E, A]
+    utilities: Tensor  # [E, N]
+    weighting: PlanWeights
 
 
-def score_plans(
+def plan(
     model: TrajectoryModel,
     critic: Critic,
     normaliser: Normaliser,
     config: Config,
-    question: PlanningBatch,
-    plans: Tensor,
-    guide: Guidance,
-) -> Tensor:
-    """Utility of each plan: [E, N, h, A] -> [E, N]. A few plans at a time, so that they stay in
-    the caches; which plans stand together changes nothing but rounding.
+    batch: PlanningBatch,
+    guidance: Guidance,
+    *,
+    noise: Tensor,
+    chance: Tensor,
+    sample: Tensor,
+    proposal: Proposal | None = None,
+) -> PlanOutput:
+    """Plan with the model and return one action per environment.
 
-    The precision of `config` is the network's alone: bfloat16 has no room for the small
-    differences between large values.
+    guidance  scores a plan: predicted returns "m", the critic along it "q" or at its start "q0"
+    noise     [E, N, h, A] standard normal numbers that make N candidates
+    chance    [E] uniform in [0, 1), selects the candidate where one is drawn
+    sample    [E] True: draw one candidate by weight; False: take the weighted mean of all
+    proposal  the result of stage 1 if the caller has it: one serves all guidances of a request
     """
-    rows = []
-    environments, count = plans.shape[:2]
-    for part, blocks in _chunks(environments, count, CHUNK // model.config.width):
-        asked = question.rows(part)
-        found = []
-        for block in blocks:
-            some = plans[part, block]
-            with autocast(config.compute):
-                imagined = imagine(model, normaliser, asked, some, guide, config.planner)
-            found.append(utilities(imagined, some, asked, config, guide, critic.quality))
-        rows.append(torch.cat(found, dim=1))
-    return torch.cat(rows)
+    settings = config.planner.m if guidance == "m" else config.planner.q
+
+    # 1. Propose. Given the past and the target return, the model predicts the distribution of all
+    #    actions from now on (RCBC).
+    if proposal is None:
+        proposal = propose(model, normaliser, config, batch)
+
+    # 2. Draw candidates: N plans of h actions, every number drawn on its own.
+    plans = draw_candidates(proposal, noise, settings.spread)  # [E, N, h, A]
+
+    utilities = plans.new_empty(plans.shape[:2])
+    max_rows = chunk_rows(config.compute.device, model.config.width)
+    for rows, columns in chunks(len(plans), plans.shape[1], max_rows):
+        part, candidates = batch.rows(rows), plans[rows, columns]
+
+        # 3. Imagine. The dynamics mask shows the past and the actions of a candidate; one pass
+        #    predicts the states, rewards and returns that follow.
+        with autocast(config.compute):
+            imagined = imagine(model, normaliser, config.planner, part, candidates, guidance)
+
+        # 4. Score: the lambda return of imagined rewards and of values (predicted returns or the
+        #    critic's), in full precision: utilities are large and their differences small.
+        utilities[rows, columns] = score(imagined, candidates, part, config, guidance, critic.min_q)
+
+    # 5. Weigh: a softmax of the utilities at an inverse temperature.
+    weighting = softmax_weights(
+        utilities,
+        inverse_temperature=settings.inverse_temperature,
+        standardised=config.planner.utility == "standardised",
+    )
+
+    # 6. Choose the first action of one candidate drawn by weight, or of their weighted mean.
+    first, weights = plans[:, :, 0], weighting.weights
+    mean = torch.einsum("en,ena->ea", weights, first)
+    below = weights.cumsum(dim=-1) < chance[:, None] * weights.sum(dim=-1, keepdim=True)
+    index = below.sum(dim=-1).clamp(max=weights.shape[-1] - 1)  # [E]
+    drawn = first[torch.arange(len(first), device=first.device), index]
+    actions = torch.where(sample[:, None], drawn, mean)
+    return PlanOutput(actions=actions, utilities=utilities, weighting=weighting)
+
+
+def propose(
+    model: TrajectoryModel, normaliser: Normaliser, config: Config, batch: PlanningBatch
+) -> Proposal:
+    """Distribution of the actions from now on, given the target returns."""
+    now, length = batch.now, model.config.window
+    returns = normaliser.returns.encode(batch.target_returns[:, None])
+    returns = returns[:, None].expand(-1, length, -1)  # the same at every step
+    states = normaliser.states.encode(batch.states)
+    tokens = Tokens(states, batch.actions, torch.zeros_like(returns), returns)
+    with autocast(config.compute):
+        prediction = model(
+            tokens,
+            visible("policy", now=now, length=length),
+            read=token_mask(length, {ACTIONS: range(now, length)}),
+        )
+    return Proposal(mu=prediction.mu.float(), log_sigma=prediction.log_sigma.float())
+
+
+def draw_candidates(proposal: Proposal, noise: Tensor, noise_scale: float | Tensor) -> Tensor:
+    """Plans [E, N, h, A] from a proposal and standard normal noise [E, N, h, A]."""
+    sigma = proposal.log_sigma.exp()[:, None]
+    return torch.tanh(proposal.mu[:, None] + noise_scale * sigma * noise)
 
 
 def imagine(
     model: TrajectoryModel,
     normaliser: Normaliser,
-    question: PlanningBatch,
-    plans: Tensor,
-    guide: Guidance,
     config: PlannerConfig,
+    batch: PlanningBatch,
+    plans: Tensor,
+    guidance: Guidance,
 ) -> Imagined:
-    """Predict what the guide asks for, under each plan [E, N, h, A].
+    """Predict what the guidance reads, under each plan [E, N, h, A].
 
-    The past is embedded and projected once for all plans of an environment, only tokens that are
-    given are encoded, and only places that are read are decoded.
+    The past is embedded and projected once for all plans of an environment, only visible tokens are
+    encoded, and only tokens that are read are decoded.
     """
-    now, length = question.now, model.config.window
-    wanted = _asked_for(guide, config, now, length)
-    if not wanted:  # the critic looks at what was observed
-        return Imagined(states=_observed(question, plans))
-    mask = visible("dynamics", now=now, length=length)
-    past = places(
-        mask & (np.arange(length) < now + (np.arange(len(MODALITIES)) == STATES)[:, None])
-    )
-    seen = normaliser.states.encode(question.states[:, : now + 1])
-    shared = [model.embedded(STATES, seen, range(now + 1))]
+    now, length = batch.now, model.config.window
+    observed = batch.states[:, None, now : now + 1].expand(-1, plans.shape[1], -1, -1)
+    decoding = _dynamics_decoding(guidance, config.state_now, now, length)
+    if decoding is None:  # the critic reads the observed state alone
+        nothing = plans.new_empty(*plans.shape[:2], 0)
+        return Imagined(states=observed, rewards=nothing, returns=nothing)
+    past_states = normaliser.states.encode(batch.states[:, : now + 1])
+    past = [model.embed_tokens(STATES, past_states, range(now + 1))]
     if now:
-        shared.append(model.embedded(ACTIONS, question.actions[:, :now], range(now)))
-    own = model.embedded(ACTIONS, plans.flatten(0, 1), range(now, length))
-    memory = model.encode(own, torch.cat(shared, dim=1))
-    given = (*past, *(place for place in places(mask) if place not in past))
-    found = model.decode(memory, given, tuple(places(only(length, wanted))), seen)
+        past.append(model.embed_tokens(ACTIONS, batch.actions[:, :now], range(now)))
+    own = model.embed_tokens(ACTIONS, plans.flatten(0, 1), range(now, length))
+    encoded = model.encode(own, shared=torch.cat(past, dim=1))
+    prediction = model.decode(encoded, decoding, past_states)
 
-    def raw(name: str) -> Tensor | None:
-        x: Tensor | None = getattr(found, name)
-        if x is None:
-            return None
-        decoded: Tensor = getattr(normaliser, name).decode(x)
-        return decoded.view(*plans.shape[:2], *x.shape[1:])
+    def raw(scale: Scale, x: Tensor) -> Tensor:
+        return scale.decode(x).view(*plans.shape[:2], *x.shape[1:])
 
-    rewards, states, returns = raw("rewards"), raw("states"), raw("returns")
-    if states is not None and config.state_now == "observed":
-        states = torch.cat([_observed(question, plans), states], dim=2)
+    states = raw(normaliser.states, prediction.states)
+    if config.state_now == "observed":
+        states = torch.cat([observed, states], dim=2)
     return Imagined(
-        rewards=None if rewards is None else rewards[..., 0],
         states=states,
-        returns=None if returns is None else returns[..., 0],
+        rewards=raw(normaliser.rewards, prediction.rewards)[..., 0],
+        returns=raw(normaliser.returns, prediction.returns)[..., 0],
     )
 
 
-def utilities(
+def score(
     imagined: Imagined,
     plans: Tensor,
-    question: PlanningBatch,
+    batch: PlanningBatch,
     config: Config,
-    guide: Guidance,
-    quality: QFunction,
+    guidance: Guidance,
+    q: QFunction,
 ) -> Tensor:
-    """Score what was imagined: [E, N]."""
-    planner = config.planner
-    if guide == "m":
-        assert imagined.returns is not None
-        values = imagined.returns * _return_scale(imagined.returns, question, config)
+    """Utilities [E, N] of plans [E, N, h, A], from what was imagined to follow them."""
+    if guidance == "m":
+        values = imagined.returns * _steps_per_return(imagined.returns, batch, config)
     else:
-        assert imagined.states is not None
         steps = imagined.states.shape[2]
-        flat = imagined.states.flatten(0, 2), plans[:, :, :steps].flatten(0, 2)
-        values = quality(*flat).view(*plans.shape[:2], steps)
-    if guide == "q0":
+        pairs = imagined.states.flatten(0, 2), plans[:, :, :steps].flatten(0, 2)
+        values = q(*pairs).view(*plans.shape[:2], steps)
+    if guidance == "q0":
         return values[..., 0]
-    rewards = values if imagined.rewards is None else imagined.rewards  # one step: none is used
+    planner = config.planner
     return lambda_return(
-        rewards,
+        imagined.rewards,
         values,
         discount=planner.discount,
         lam=planner.lam,
@@ -174,43 +231,43 @@ def utilities(
     )
 
 
-def _observed(question: PlanningBatch, plans: Tensor) -> Tensor:
-    """The current state, once for each plan: [E, N, 1, S]."""
-    now = question.states[:, None, question.now : question.now + 1]
-    return now.expand(-1, plans.shape[1], -1, -1)
+def chunks(environments: int, plans: int, max_rows: int) -> Iterator[tuple[slice, slice]]:
+    """Environments and plans to compute at a time: whole environments while they fit into
+    `max_rows`, else parts of one environment's plans."""
+    height, width = max(max_rows // plans, 1), min(max(max_rows, 1), plans)
+    for row, column in product(range(0, environments, height), range(0, plans, width)):
+        yield slice(row, row + height), slice(column, column + width)
 
 
-def _return_scale(returns: Tensor, question: PlanningBatch, config: Config) -> Tensor | float:
-    """Steps that an average return stands for."""
+@lru_cache(maxsize=1024)
+def _dynamics_decoding(
+    guidance: Guidance, state_now: str, now: int, length: int
+) -> DecodePlan | None:
+    """What the decoder reads for a guidance; None where that is nothing."""
+    first_state = now if state_now == "reconstructed" else now + 1
+    read = token_mask(
+        length,
+        {
+            "m": {RETURNS: range(now, length), REWARDS: range(now, length - 1)},
+            "q": {STATES: range(first_state, length), REWARDS: range(now, length - 1)},
+            "q0": {STATES: range(first_state, now + 1)},
+        }[guidance],
+    )
+    if not read.any():
+        return None
+    past = token_mask(length, {STATES: range(now + 1), ACTIONS: range(now)})
+    planned = visible("dynamics", now=now, length=length) & ~past
+    given = (*token_indices(past), *token_indices(planned))  # in the order of `imagine`
+    return decode_plan(given, tuple(token_indices(read)), length)
+
+
+def _steps_per_return(returns: Tensor, batch: PlanningBatch, config: Config) -> Tensor | float:
+    """What turns predicted returns [E, N, h] into sums of rewards: the steps that are left, where
+    a return is a mean over them."""
     if config.returns.mode == "sum":
         return 1.0
     if config.planner.return_scale == "1000-steps":
         return 1000.0
     ahead = torch.arange(returns.shape[-1], device=returns.device)
-    left = question.max_episode_steps - (question.steps[:, None] + ahead)
+    left = batch.max_episode_steps - (batch.steps[:, None] + ahead)
     return left.clamp(min=0)[:, None].to(returns.dtype)
-
-
-def _asked_for(guide: Guidance, config: PlannerConfig, now: int, length: int) -> dict[int, range]:
-    """Steps that are read, by modality."""
-    first = now if config.state_now == "reconstructed" else now + 1
-    steps = {
-        "m": {RETURNS: range(now, length), REWARDS: range(now, length - 1)},
-        "q": {STATES: range(first, length), REWARDS: range(now, length - 1)},
-        "q0": {STATES: range(first, now + 1)},
-    }[guide]
-    return {modality: span for modality, span in steps.items() if span}
-
-
-def _tokens(question: PlanningBatch, normaliser: Normaliser, returns: Tensor) -> Tokens:
-    states = normaliser.states.encode(question.states)
-    return Tokens(states, question.actions, torch.zeros_like(returns), returns)
-
-
-def _chunks(environments: int, plans: int, rows: int) -> Iterator[tuple[slice, list[slice]]]:
-    """Whole environments while they fit into `rows`, else parts of one environment's plans."""
-    block = min(plans, max(rows, 1))
-    together = max(rows // plans, 1)
-    blocks = [slice(n, n + block) for n in range(0, plans, block)]
-    for first in range(0, environments, together):
-        yield slice(first, first + together), blocks

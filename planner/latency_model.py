@@ -1,7 +1,8 @@
 """How long a batch takes, measured all the time, and how many candidates there is time for.
 
-A batch costs, for each group of rows that goes through the network together, a fixed time, and for
-each candidate of each row a bit more. Both are kept by mode and follow what batches really take.
+A batch costs a fixed time for each pass, which is a group of rows that go through the network
+together, and some more for each candidate of each row. Both costs are kept by mode and follow the
+measured durations of batches.
 """
 
 import time
@@ -14,166 +15,186 @@ import numpy as np
 
 from m3pc.config.schema import BACKWARD, MODES
 from m3pc.types import PlanRequest, Window
-from planner.requests import AnswerFn, some
+from planner.requests import AnswerFn, select_rows
 
-LEAST: Final = 8  # candidates: fewer are not worth a plan; more come in steps of as many
+MIN_CANDIDATES: Final = 8  # fewer are not worth a plan; more come in steps of as many
 GAIN: Final = 0.2  # weight of the last batch
-MARGINS: Final = 4.0  # mean deviations that are kept free, as TCP does before it sends again
-RESERVE: Final = 0.002  # seconds for what nobody here can measure: sockets and the way
-LARGEST_ERROR: Final = 3.0  # times what was expected: one batch that was held up says no more
-RECALL: Final = 0.05  # weight of the last batch in costs of modes that it did not have
-REPEATS: Final = 3  # of each measurement at the start; the least counts
-TRIED: Final = (LEAST, 8 * LEAST)  # candidates measured at the start
-UNPLANNED: Final = ("rcbc", *BACKWARD)  # modes without candidates
+MARGINS: Final = 4.0  # mean deviations kept free, as TCP does for its retransmission timeout
+RESERVE: Final = 0.002  # seconds for what is not measured here: sockets and the network
+MAX_ERROR: Final = 3.0  # times the expected duration; a batch that took longer counts as this
+RECALL: Final = 0.05  # weight of the last batch in the costs of modes that it did not have
+REPEATS: Final = 3  # of each measurement at the start, of which the shortest counts
+START_CANDIDATES: Final = (MIN_CANDIDATES, 8 * MIN_CANDIDATES)  # measured at the start
+UNPLANNED_MODES: Final = ("rcbc", *BACKWARD)  # modes without candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeCost:
-    fixed: float  # seconds of a pass through the network
-    each: float  # seconds of a candidate; of a row, in modes without
+    per_pass: float  # seconds
+    per_candidate: float  # seconds; per row in modes without candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlineRequest:
-    """A request, and until when its answer is wanted."""
+    """A request and the time left for its reply."""
 
-    ask: PlanRequest
-    left: float | None = None  # seconds; None: whenever it comes
-    span: float = 0.0  # seconds that there were when it arrived
+    request: PlanRequest
+    seconds_left: float | None = None  # None: no deadline
+    seconds_at_arrival: float = 0.0  # that were left when it arrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLoad:
-    """Of a batch, by mode."""
+    """Work of a batch, by mode."""
 
     passes: Mapping[str, int]
-    plans: Mapping[str, int]
+    candidates: Mapping[str, int]  # rows in modes without candidates
 
 
 class LatencyModel:
-    """Learns from every batch; for one thread, but for `company` and `replied`."""
+    """Learns from every batch. For one thread, except `active_sessions` and `observe_reply`."""
 
     def __init__(self, costs: Mapping[str, ModeCost], *, mode: str, candidates: int) -> None:
-        """`mode` and `candidates`: of whoever asks for none."""
+        """`mode` and `candidates` are those of requests that name none."""
         self._costs, self._mode, self._candidates = dict(costs), mode, candidates
-        self._first = dict(costs)
-        self._deviation = 0.0  # mean of |taken - expected|, seconds
-        self._reply = self._reply_deviation = 0.0  # seconds from a batch to its answers, the same
-        self.company = 1  # robots that may ask at any time, each once at a time
+        self._initial_costs = dict(costs)
+        self._deviation = 0.0  # mean of |measured - expected|, seconds
+        self._reply = 0.0  # mean seconds from the end of a batch until a reply is sent
+        self._reply_deviation = 0.0
+        self.active_sessions = 1  # robots that may send a request at any time, one each
 
-    def fitted(self, batch: Sequence[DeadlineRequest]) -> list[PlanRequest]:
-        """Each with as many candidates as there is time for, or without planning.
+    def fit_to_deadlines(self, batch: Sequence[DeadlineRequest]) -> list[PlanRequest]:
+        """The requests with as many candidates as there is time for, or without planning.
 
-        Who cannot be answered in time any more keeps nobody else from planning.
+        Requests that are already late do not reduce the budget of the others.
         """
-        if all(due.left is None for due in batch):
-            return [due.ask for due in batch]
-        quick = self.expected(self._planned(batch, [0] * len(batch)))
-        timely = [due.left is not None and due.left > quick for due in batch]
-        room = self._room([due for due, still in zip(batch, timely, strict=True) if still], batch)
-        return self._planned(batch, self._affordable(batch, timely, room))
+        if all(item.seconds_left is None for item in batch):
+            return [item.request for item in batch]
+        unplanned_seconds = self.expected_seconds(self._with_candidates(batch, [0] * len(batch)))
+        timely = [
+            item.seconds_left is not None and item.seconds_left > unplanned_seconds
+            for item in batch
+        ]
+        counts = self._affordable(batch, timely, self._budget(batch, timely))
+        return self._with_candidates(batch, counts)
 
-    def expected(self, asks: Sequence[PlanRequest]) -> float:
-        """Seconds that hardly ever are too few."""
-        means = self._mean(self._work(asks)) + self._reply
-        return means + MARGINS * max(self._deviation, self._reply_deviation) + RESERVE
+    def expected_seconds(self, requests: Sequence[PlanRequest]) -> float:
+        """Conservative estimate of the batch's duration (mean plus margin), in seconds."""
+        mean = self._mean_seconds(self._load(requests)) + self._reply
+        return mean + MARGINS * max(self._deviation, self._reply_deviation) + RESERVE
 
-    def observe(self, asks: Sequence[PlanRequest], seconds: float) -> None:
-        """Each cost follows as far as it had a part in what was expected."""
-        work = self._work(asks)
-        expected = self._mean(work)
-        self._recall(work, seconds)
-        error = min(seconds / expected - 1, LARGEST_ERROR)
+    def observe(self, requests: Sequence[PlanRequest], seconds: float) -> None:
+        """Learn the duration of a batch: each cost changes by its share of the expected one."""
+        load = self._load(requests)
+        expected = self._mean_seconds(load)
+        self._recall(load, seconds)
+        error = min(seconds / expected - 1, MAX_ERROR)
         self._deviation += GAIN * (abs(error) * expected - self._deviation)
-        for mode, passes in work.passes.items():
+        for mode, passes in load.passes.items():
             cost = self._costs[mode]
-            shares = passes * cost.fixed / expected, work.plans[mode] * cost.each / expected
-            fixed, each = (1 + GAIN * share * error for share in shares)
-            self._costs[mode] = ModeCost(fixed=cost.fixed * fixed, each=cost.each * each)
+            shares = (
+                passes * cost.per_pass / expected,
+                load.candidates[mode] * cost.per_candidate / expected,
+            )
+            pass_factor, candidate_factor = (1 + GAIN * share * error for share in shares)
+            self._costs[mode] = ModeCost(
+                per_pass=cost.per_pass * pass_factor,
+                per_candidate=cost.per_candidate * candidate_factor,
+            )
 
-    def _recall(self, work: BatchLoad, seconds: float) -> None:
-        """Modes that are not used are no slower than the machine is now: else one that was once
-        found too slow would never be tried again."""
-        slow = min(seconds / self._mean(work, self._first), 1 + LARGEST_ERROR)
-        for mode, first in self._first.items():
-            if mode not in work.passes:
-                cost = self._costs[mode]
-                self._costs[mode] = ModeCost(
-                    fixed=cost.fixed + RECALL * (slow * first.fixed - cost.fixed),
-                    each=cost.each + RECALL * (slow * first.each - cost.each),
-                )
-
-    def replied(self, seconds: float) -> None:
-        """So long after a batch an answer left."""
-        error = min(seconds - self._reply, LARGEST_ERROR * max(self._reply, RESERVE))
+    def observe_reply(self, seconds: float) -> None:
+        """Learn how long after its batch a reply was sent."""
+        error = min(seconds - self._reply, MAX_ERROR * max(self._reply, RESERVE))
         self._reply_deviation += GAIN * (abs(error) - self._reply_deviation)
         self._reply += GAIN * error
 
-    def _room(self, timely: Sequence[DeadlineRequest], batch: Sequence[DeadlineRequest]) -> float:
+    def requested_candidates(self, request: PlanRequest) -> int:
+        """Candidates of a request with enough time; 0 in a mode without candidates."""
+        if (request.mode or self._mode) in UNPLANNED_MODES:
+            return 0
+        return request.candidates or self._candidates
+
+    def _recall(self, load: BatchLoad, seconds: float) -> None:
+        """Let the costs of modes that this batch did not have return to their initial values times
+        the machine's current slowness. Otherwise a mode that was once too slow would never be
+        tried again."""
+        slowness = min(seconds / self._mean_seconds(load, self._initial_costs), 1 + MAX_ERROR)
+        for mode, initial in self._initial_costs.items():
+            if mode not in load.passes:
+                cost = self._costs[mode]
+                self._costs[mode] = ModeCost(
+                    per_pass=cost.per_pass + RECALL * (slowness * initial.per_pass - cost.per_pass),
+                    per_candidate=cost.per_candidate
+                    + RECALL * (slowness * initial.per_candidate - cost.per_candidate),
+                )
+
+    def _budget(self, batch: Sequence[DeadlineRequest], timely: Sequence[bool]) -> float:
         """Seconds that the batch may take."""
-        room = min((due.left for due in timely if due.left is not None), default=0.0)
-        if sum(len(due.ask.window) for due in batch) >= self.company:
-            return room
-        # Who asks in the next moment waits for this batch, and then for its own.
-        return min(room, min((due.span for due in timely), default=0.0) / 2)
+        items = [item for item, is_timely in zip(batch, timely, strict=True) if is_timely]
+        left = [item.seconds_left for item in items if item.seconds_left is not None]
+        seconds = min(left, default=0.0)
+        if sum(len(item.request.window) for item in batch) >= self.active_sessions:
+            return seconds
+        # A request that arrives in the next moment waits for this batch and then for its own.
+        return min(seconds, min((item.seconds_at_arrival for item in items), default=0.0) / 2)
 
     def _affordable(
-        self, batch: Sequence[DeadlineRequest], timely: Sequence[bool], room: float
+        self, batch: Sequence[DeadlineRequest], timely: Sequence[bool], budget: float
     ) -> list[int]:
-        """Candidates of each, in steps, alike for all that are timely; 0: there is no time."""
-        asked = [self._asked(due.ask) for due in batch]
-        most = max((n for n, still in zip(asked, timely, strict=True) if still), default=0)
-        least = min(LEAST, most)
+        """Candidates of each request: the same number, in steps, for all timely ones; 0 where
+        there is no time."""
+        requested = [self.requested_candidates(item.request) for item in batch]
+        highest = max((n for n, ok in zip(requested, timely, strict=True) if ok), default=0)
+        lowest = min(MIN_CANDIDATES, highest)
 
-        def all_with(count: int) -> list[int]:
-            return [min(count, n) * still for n, still in zip(asked, timely, strict=True)]
+        def at_most(count: int) -> list[int]:
+            return [min(count, n) * ok for n, ok in zip(requested, timely, strict=True)]
 
-        low, high = (self.expected(self._planned(batch, all_with(n))) for n in (least, most))
-        if high <= room:
-            return all_with(most)
-        if low > room or high <= low:
-            return all_with(0)
-        share = (room - low) / (high - low)
-        return all_with(least + int(share * (most - least)) // LEAST * LEAST)
+        low, high = (
+            self.expected_seconds(self._with_candidates(batch, at_most(n)))
+            for n in (lowest, highest)
+        )
+        if high <= budget:
+            return at_most(highest)
+        if low > budget or high <= low:
+            return at_most(0)
+        share = (budget - low) / (high - low)
+        steps = int(share * (highest - lowest)) // MIN_CANDIDATES
+        return at_most(lowest + steps * MIN_CANDIDATES)
 
-    def _planned(
+    def _with_candidates(
         self, batch: Sequence[DeadlineRequest], counts: Sequence[int]
     ) -> list[PlanRequest]:
-        """With so many candidates each; where that is 0, without planning."""
-        found = []
-        for due, count in zip(batch, counts, strict=True):
-            ask = due.ask
-            if due.left is not None and self._asked(ask):
-                mode = ask.mode if count else "rcbc"
-                ask = replace(ask, mode=mode, candidates=count or None)
-            found.append(ask)
-        return found
+        """The requests that have a deadline with so many candidates, or without planning for 0."""
+        requests = []
+        for item, count in zip(batch, counts, strict=True):
+            request = item.request
+            if item.seconds_left is not None and self.requested_candidates(request):
+                mode = request.mode if count else "rcbc"
+                request = replace(request, mode=mode, candidates=count or None)
+            requests.append(request)
+        return requests
 
-    def _asked(self, ask: PlanRequest) -> int:
-        if (ask.mode or self._mode) in UNPLANNED:
-            return 0
-        return ask.candidates or self._candidates
-
-    def _mean(self, work: BatchLoad, costs: Mapping[str, ModeCost] | None = None) -> float:
-        known = costs or self._costs
+    def _mean_seconds(self, load: BatchLoad, costs: Mapping[str, ModeCost] | None = None) -> float:
+        costs = costs or self._costs
         return sum(
-            passes * known[mode].fixed + work.plans[mode] * known[mode].each
-            for mode, passes in work.passes.items()
+            passes * costs[mode].per_pass + load.candidates[mode] * costs[mode].per_candidate
+            for mode, passes in load.passes.items()
         )
 
-    def _work(self, asks: Sequence[PlanRequest]) -> BatchLoad:
-        """Rows go through the network together that are at the same place of their windows, in the
-        same mode and with as many candidates."""
-        groups: set[tuple[str, int, int]] = set()
-        plans: Counter[str] = Counter()
-        for ask in asks:
-            mode, count = ask.mode or self._mode, self._asked(ask)
-            groups |= {(mode, count, now) for now in ask.window.now.tolist()}
-            plans[mode] += len(ask.window) * max(count, 1)
-        return BatchLoad(passes=Counter(mode for mode, _, _ in groups), plans=plans)
+    def _load(self, requests: Sequence[PlanRequest]) -> BatchLoad:
+        """Rows share a pass if they have the same position in their windows, the same mode and the
+        same number of candidates."""
+        passes: set[tuple[str, int, int]] = set()
+        candidates: Counter[str] = Counter()
+        for request in requests:
+            mode, count = request.mode or self._mode, self.requested_candidates(request)
+            passes |= {(mode, count, now) for now in request.window.now.tolist()}
+            candidates[mode] += len(request.window) * max(count, 1)
+        return BatchLoad(passes=Counter(mode for mode, _, _ in passes), candidates=candidates)
 
 
-def measured(
+def measure_latency(
     answer: AnswerFn,
     window: Window,
     *,
@@ -181,24 +202,26 @@ def measured(
     candidates: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LatencyModel:
-    """By what `answer` takes for a row of a window, in every mode."""
-    row = some(window, np.arange(1))
+    """A model whose initial costs are what `answer` takes for a row of a window, in every mode."""
+    row = select_rows(window, np.arange(1))
 
-    def seconds(asks: Sequence[PlanRequest]) -> float:
-        found = []
+    def seconds(requests: Sequence[PlanRequest]) -> float:
+        durations = []
         for _ in range(1 + REPEATS):  # the first fills caches
             begin = clock()
-            answer(asks)
-            found.append(clock() - begin)
-        return max(min(found[1:]), 1e-6)
+            answer(requests)
+            durations.append(clock() - begin)
+        return max(min(durations[1:]), 1e-6)
 
     def cost(mode: str) -> ModeCost:
-        few, many = TRIED
-        if mode in UNPLANNED:
-            one, more = (seconds([PlanRequest(window=row, mode=mode)] * n) for n in TRIED)
-        else:
-            one, more = (seconds([PlanRequest(window=row, mode=mode, candidates=n)]) for n in TRIED)
-        each = max(more - one, 1e-9) / (many - few)
-        return ModeCost(fixed=max(one - few * each, 1e-6), each=each)
+        def requests(count: int) -> list[PlanRequest]:
+            if mode in UNPLANNED_MODES:
+                return [PlanRequest(window=row, mode=mode)] * count
+            return [PlanRequest(window=row, mode=mode, candidates=count)]
+
+        few, many = START_CANDIDATES
+        less, more = seconds(requests(few)), seconds(requests(many))
+        per_candidate = max(more - less, 1e-9) / (many - few)
+        return ModeCost(per_pass=max(less - few * per_candidate, 1e-6), per_candidate=per_candidate)
 
     return LatencyModel({mode: cost(mode) for mode in MODES}, mode=mode, candidates=candidates)

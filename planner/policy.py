@@ -1,9 +1,9 @@
-"""Weights that answer questions: windows of any environments in, one decision out.
+"""Weights that answer planning requests: windows of any environments in, decisions out.
 
 E environments, N candidates, h steps of a plan, A action.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,63 +14,49 @@ from torch import Tensor
 
 from m3pc.config.schema import BACKWARD, Config
 from m3pc.core.rng import PLAN, ReusableStream
-from m3pc.model.device import autocast
+from m3pc.model.device import memory_errors
 from m3pc.model.weights import Weights
 from m3pc.types import Decision, Floats, InputError, Integers, PlanRequest, Window
-from planner.backward import towards_goal
-from planner.forward import Guidance, PlanningBatch, candidates, propose, score_plans
-from planner.requests import apart, joined, some
-from planner.utility import PlanWeights, softmax_weights
-from planner.validation import check_ask
+from planner.backward import plan_backward
+from planner.forward import (
+    Guidance,
+    PlanningBatch,
+    PlanOutput,
+    Proposal,
+    draw_candidates,
+    plan,
+    propose,
+)
+from planner.requests import concatenate, select_rows, split_decision
+from planner.validation import check_request
 
 FORWARD: tuple[Literal["rcbc"] | Guidance, ...] = ("rcbc", "m", "q", "q0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestBatch:
-    """Requests end to end, a row an environment, with what each asks for."""
+    """Requests concatenated, one row per environment, with the settings of its request."""
 
     window: Window
     modes: NDArray[np.str_]  # [E]
-    sampled: NDArray[np.bool_]  # [E] whether one action is drawn, not the mean taken
-    conditions: Floats  # [E] NaN where a plan is from a goal
-    candidates: Integers  # [E] of those that plan
+    sample: NDArray[np.bool_]  # [E] True: draw one action; False: take the mean
+    target_returns: Floats  # [E] NaN where a plan is towards a goal
+    candidates: Integers  # [E] number of candidates, in modes that have them
 
     def at(self, index: Integers) -> "RequestBatch":
+        """Some of the rows."""
         return RequestBatch(
-            window=some(self.window, index),
+            window=select_rows(self.window, index),
             modes=self.modes[index],
-            sampled=self.sampled[index],
-            conditions=self.conditions[index],
+            sample=self.sample[index],
+            target_returns=self.target_returns[index],
             candidates=self.candidates[index],
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposal:
-    """What the policy would do from now on."""
-
-    mu: Tensor  # [E, h, A]
-    log_sigma: Tensor  # [E, h, A]
-
-    def at(self, index: Integers) -> "Proposal":
-        if len(index) == len(self.mu):  # a copy's strides could change the last bits
-            return self
-        return Proposal(mu=self.mu[index], log_sigma=self.log_sigma[index])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOutput:
-    """Actions of one group of environments, with the numbers behind them."""
-
-    actions: Tensor  # [E, A]
-    utilities: Tensor | None = None  # [E, N]
-    weighing: PlanWeights | None = None
-
-
 class Policy:
-    """A Planner that keeps nothing between two calls. The configuration may differ from the one
-    that the weights were trained with, in how to plan but not in what the model is."""
+    """A Planner without state between two calls. The configuration may differ from the one that the
+    weights were trained with in how to plan, but not in what the model is."""
 
     def __init__(self, weights: Weights, config: Config | None = None) -> None:
         self.config = config or weights.config
@@ -85,200 +71,192 @@ class Policy:
         self._critic = weights.critic(self._device)
         self._normaliser = weights.normaliser(self._device)
 
+    @property
+    def window(self) -> int:
+        return self.config.model.window
+
+    @property
+    def horizon(self) -> int:
+        return self.config.planner.horizon
+
     def decide(self, window: Window, *, explore: bool = False) -> Decision:
-        """Each environment's answer is its own, whatever else is asked at the same time."""
+        """A row's decision does not depend on the other rows."""
         return self.answer([PlanRequest(window=window, explore=explore)])[0]
 
-    def answer(self, asks: Sequence[PlanRequest]) -> list[Decision]:
-        """Several requests as one batch, each in its own mode; one decision a request."""
-        for ask in asks:
-            self.check(ask)
-        rows = self._rows(asks)
-        found = {
-            "actions": np.empty((len(rows.modes), self.weights.action_size), np.float32),
-            "utilities": np.full(len(rows.modes), np.nan, np.float32),
-            "effective_candidates": np.full(len(rows.modes), np.nan, np.float32),
-            "utility_std": np.full(len(rows.modes), np.nan, np.float32),
-        }
-        with torch.inference_mode():
-            for now in np.unique(rows.window.now):
-                index = np.flatnonzero(rows.window.now == now)
-                for part, choice in self._choices(rows.at(index)):
-                    _put(found, index[part], choice)
-        decision = Decision(target_returns=rows.conditions, version=self.weights.version, **found)
-        return apart(decision, [len(ask.window) for ask in asks])
+    def answer(self, requests: Sequence[PlanRequest]) -> list[Decision]:
+        """Check several requests and compute them as one batch, each in its own mode."""
+        for request in requests:
+            self.check(request)
+        return self.compute(requests)
 
-    def check(self, ask: PlanRequest) -> None:
+    def check(self, request: PlanRequest) -> None:
         """Refuse what these weights cannot answer."""
-        check_ask(
-            ask,
+        check_request(
+            request,
             length=self.config.model.window,
             state_size=self.weights.state_size,
             action_size=self.weights.action_size,
         )
 
-    def conditions(
+    def compute(self, requests: Sequence[PlanRequest]) -> list[Decision]:
+        """`answer` for requests that have been checked; MemoryError if the batch is too large.
+
+        One proposal per `now` serves all forward modes. Actions are clipped to [-1, 1].
+        """
+        batch = self._concatenate(requests)
+        rows = len(batch.modes)
+        decision = Decision(
+            actions=np.empty((rows, self.weights.action_size), np.float32),
+            target_returns=batch.target_returns,
+            utilities=np.full(rows, np.nan, np.float32),
+            effective_candidates=np.full(rows, np.nan, np.float32),
+            utility_std=np.full(rows, np.nan, np.float32),
+            version=self.weights.version,
+        )
+        with memory_errors(), torch.inference_mode():
+            for now in np.unique(batch.window.now):
+                at_now = np.flatnonzero(batch.window.now == now)
+                for index, output in self._outputs(batch.at(at_now)):
+                    _write(decision, at_now[index], output)
+        return split_decision(decision, [len(request.window) for request in requests])
+
+    def target_returns(
         self,
         steps: Integers,
         *,
         explore: bool,
         ratio: float | None = None,
-        to_come: float | None = None,
+        target_remaining: float | None = None,
     ) -> Floats:
-        """The return to ask for at each absolute step; `to_come` is a sum of rewards."""
-        if to_come is not None:
-            return (to_come * self.weights.return_rule.scale(steps)).astype(np.float32)
+        """The return-to-go to ask the policy for at each absolute step; `target_remaining` is a sum
+        of rewards that replaces the configured rule."""
+        if target_remaining is not None:
+            return (target_remaining * self.weights.return_rule.scale(steps)).astype(np.float32)
         config, envelope = self.config.conditioning, self.weights.envelope
-        kind = config.exploration if explore else config.evaluation
+        rule = config.exploration if explore else config.evaluation
         if ratio is None:
             ratio = config.exploration_ratio if explore else config.evaluation_ratio
-        times = np.float32(ratio)
-        if kind == "envelope":
-            return times * envelope[np.minimum(steps, len(envelope) - 1)]
+        factor = np.float32(ratio)
+        if rule == "envelope":
+            return factor * envelope[np.minimum(steps, len(envelope) - 1)]
         low, high = self.weights.return_range
-        most = low + (high - low) * times if explore else times * high
-        return np.full(len(steps), most, np.float32)
+        target = low + (high - low) * factor if explore else factor * high
+        return np.full(len(steps), target, np.float32)
 
-    def _rows(self, asks: Sequence[PlanRequest]) -> RequestBatch:
+    def _concatenate(self, requests: Sequence[PlanRequest]) -> RequestBatch:
         planner = self.config.planner
-        sizes = [len(ask.window) for ask in asks]
-        modes = [ask.mode or planner.mode for ask in asks]
-        by = [
-            "mean" if ask.mean else planner.explore_by if ask.explore else planner.evaluate_by
-            for ask in asks
+        sizes = [len(request.window) for request in requests]
+        modes = [request.mode or planner.mode for request in requests]
+        sample = [
+            not request.mean
+            and (planner.explore_by if request.explore else planner.evaluate_by) == "sample"
+            for request in requests
         ]
-        conditions = [
-            np.full(len(ask.window), np.nan, np.float32)
+        target_returns = [
+            np.full(size, np.nan, np.float32)
             if mode in BACKWARD
-            else self.conditions(
-                ask.window.steps, explore=ask.explore, ratio=ask.ratio, to_come=ask.target_remaining
+            else self.target_returns(
+                request.window.steps,
+                explore=request.explore,
+                ratio=request.ratio,
+                target_remaining=request.target_remaining,
             )
-            for ask, mode in zip(asks, modes, strict=True)
+            for request, mode, size in zip(requests, modes, sizes, strict=True)
         ]
+        candidates = [request.candidates or planner.candidates for request in requests]
         return RequestBatch(
-            window=joined([ask.window for ask in asks]),
+            window=concatenate([request.window for request in requests]),
             modes=np.repeat(modes, sizes),
-            sampled=np.repeat([way == "sample" for way in by], sizes),
-            conditions=np.concatenate(conditions),
-            candidates=np.repeat([ask.candidates or planner.candidates for ask in asks], sizes),
+            sample=np.repeat(sample, sizes),
+            target_returns=np.concatenate(target_returns),
+            candidates=np.repeat(candidates, sizes),
         )
 
-    def _choices(self, rows: RequestBatch) -> Iterator[tuple[Integers, PlanOutput]]:
+    def _outputs(self, rows: RequestBatch) -> Iterator[tuple[Integers, Tensor | PlanOutput]]:
         """Of rows at the same `now`, by mode and number of candidates: which rows, and their
-        actions. The policy's proposals are asked for once for all that look forwards."""
+        actions or the output of forward planning."""
         for mode in BACKWARD:
-            if len(part := np.flatnonzero(rows.modes == mode)):
-                yield part, self._towards_goal(rows.at(part), one_mask=mode == "goal-mask")
+            if len(index := np.flatnonzero(rows.modes == mode)):
+                actions = plan_backward(
+                    self._model,
+                    self._normaliser,
+                    self.config,
+                    self._batch(rows.at(index)),
+                    single_mask=mode == "goal-mask",
+                )
+                yield index, actions
         forward = np.flatnonzero(~np.isin(rows.modes, BACKWARD))
         if not len(forward):
             return
-        proposal = self._proposed(rows.at(forward))
+        rows = rows.at(forward)
+        proposal = propose(self._model, self._normaliser, self.config, self._batch(rows))
         for mode in FORWARD:
-            for part in _alike(rows.at(forward), mode):
-                mine, proposed = rows.at(forward[part]), proposal.at(part)
-                choice = (
-                    self._cloned(mine, proposed)
-                    if mode == "rcbc"
-                    else self._planned(mine, proposed, mode)
-                )
-                yield forward[part], choice
+            for index in _same_shape(rows, mode):
+                output = self._planned(rows.at(index), proposal.at(index), mode)
+                yield forward[index], output
 
-    def _towards_goal(self, rows: RequestBatch, *, one_mask: bool) -> PlanOutput:
-        question = self._question(rows.window)
-        with autocast(self.config.compute):
-            mu = towards_goal(
-                self._model, self._normaliser, self.config.goal, question, one_mask=one_mask
-            )
-        return PlanOutput(actions=mu.float().tanh())
-
-    def _proposed(self, rows: RequestBatch) -> Proposal:
-        asked = torch.as_tensor(rows.conditions, device=self._device)
-        with autocast(self.config.compute):
-            mu, log_sigma = propose(
-                self._model, self._normaliser, self._question(rows.window), asked
-            )
-        return Proposal(mu=mu.float(), log_sigma=log_sigma.float())
-
-    def _cloned(self, rows: RequestBatch, proposal: Proposal) -> PlanOutput:
-        """The proposal's median, or one draw from it."""
-        noise, _ = self._random(rows.window, (1, *proposal.mu.shape[1:]))
-        spread = self._sampled(rows).float()[:, None, None, None]
-        drawn = candidates(proposal.mu, proposal.log_sigma, noise, spread)
-        return PlanOutput(actions=drawn[:, 0, 0])
-
-    def _planned(self, rows: RequestBatch, proposal: Proposal, guide: Guidance) -> PlanOutput:
-        planner = self.config.planner
-        settings = planner.m if guide == "m" else planner.q
-        shape = (int(rows.candidates[0]), *proposal.mu.shape[1:])
-        noise, chance = self._random(rows.window, shape)
-        plans = candidates(proposal.mu, proposal.log_sigma, noise, settings.spread)
-        utilities = score_plans(
+    def _planned(
+        self, rows: RequestBatch, proposal: Proposal, mode: Literal["rcbc"] | Guidance
+    ) -> Tensor | PlanOutput:
+        sample = torch.as_tensor(rows.sample, device=self._device)
+        count = 1 if mode == "rcbc" else int(rows.candidates[0])
+        noise, chance = self._noise(rows.window, (count, *proposal.mu.shape[1:]))
+        if mode == "rcbc":  # the proposal's median, or one draw from it
+            scale = sample.float()[:, None, None, None]
+            return draw_candidates(proposal, noise, scale)[:, 0, 0]
+        return plan(
             self._model,
             self._critic,
             self._normaliser,
             self.config,
-            self._question(rows.window),
-            plans,
-            guide,
+            self._batch(rows),
+            mode,
+            noise=noise,
+            chance=chance,
+            sample=sample,
+            proposal=proposal,
         )
-        weighing = softmax_weights(
-            utilities,
-            inverse_temperature=settings.inverse_temperature,
-            standardised=planner.utility == "standardised",
-        )
-        first = plans[:, :, 0]
-        actions = torch.where(
-            self._sampled(rows)[:, None],
-            _drawn(first, weighing.weights, chance),
-            torch.einsum("en,ena->ea", weighing.weights, first),
-        )
-        return PlanOutput(actions=actions, utilities=utilities, weighing=weighing)
 
-    def _sampled(self, rows: RequestBatch) -> Tensor:
-        return torch.as_tensor(rows.sampled, device=self._device)
-
-    def _question(self, window: Window) -> PlanningBatch:
+    def _batch(self, rows: RequestBatch) -> PlanningBatch:
+        window = rows.window
         return PlanningBatch(
             states=torch.as_tensor(window.states, device=self._device),
             actions=torch.as_tensor(window.actions, device=self._device),
             now=int(window.now[0]),
             steps=torch.as_tensor(window.steps, device=self._device),
+            target_returns=torch.as_tensor(rows.target_returns, device=self._device),
             max_episode_steps=self.weights.max_episode_steps,
         )
 
-    def _random(self, window: Window, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _noise(self, window: Window, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Noise [E, N, h, A] and a chance [E], from each episode's own stream at its own step."""
         noise = np.empty((len(window), *shape), np.float32)
         chance = np.empty(len(window), np.float32)
-        streams = ReusableStream()
-        numbers = zip(window.seeds.tolist(), window.steps.tolist(), strict=True)
-        for row, (seed, step) in enumerate(numbers):
-            rng = streams.at(seed, step, PLAN)
+        stream = ReusableStream()
+        keys = zip(window.seeds.tolist(), window.steps.tolist(), strict=True)
+        for row, (seed, step) in enumerate(keys):
+            rng = stream.at(seed, step, PLAN)
             rng.standard_normal(dtype=np.float32, out=noise[row])
             chance[row] = rng.random(dtype=np.float32)
         device = self._device
         return torch.as_tensor(noise, device=device), torch.as_tensor(chance, device=device)
 
 
-def _alike(rows: RequestBatch, mode: str) -> Iterator[Integers]:
-    """The rows of a mode, those with as many candidates together."""
-    of_mode = rows.modes == mode
-    counts = np.where(mode == "rcbc", 1, rows.candidates)  # which draws one, whatever was asked
-    for count in np.unique(counts[of_mode]):
-        yield np.flatnonzero(of_mode & (counts == count))
+def _same_shape(rows: RequestBatch, mode: str) -> Iterator[Integers]:
+    """The rows of a mode, those with the same number of candidates together."""
+    in_mode = rows.modes == mode
+    counts = np.where(mode == "rcbc", 1, rows.candidates)  # which always draws one
+    for count in np.unique(counts[in_mode]):
+        yield np.flatnonzero(in_mode & (counts == count))
 
 
-def _put(found: Mapping[str, Floats], rows: Integers, choice: PlanOutput) -> None:
-    found["actions"][rows] = choice.actions.clamp(-1, 1).cpu().numpy()
-    if choice.weighing is not None and choice.utilities is not None:
-        mean = (choice.weighing.weights * choice.utilities).sum(dim=-1)
-        found["utilities"][rows] = mean.cpu().numpy()
-        found["effective_candidates"][rows] = choice.weighing.effective_candidates.cpu().numpy()
-        found["utility_std"][rows] = choice.weighing.utility_std.cpu().numpy()
-
-
-def _drawn(first: Tensor, weights: Tensor, chance: Tensor) -> Tensor:
-    """The first action of one plan a row, drawn by weight: [E, A]."""
-    passed = weights.cumsum(dim=-1) < chance[:, None] * weights.sum(dim=-1, keepdim=True)
-    chosen = passed.sum(dim=-1).clamp(max=weights.shape[-1] - 1)
-    return first[torch.arange(len(first), device=first.device), chosen]
+def _write(decision: Decision, index: Integers, output: Tensor | PlanOutput) -> None:
+    """Put what was planned for some rows into the arrays of a decision."""
+    actions = output if isinstance(output, Tensor) else output.actions
+    decision.actions[index] = actions.clamp(-1, 1).cpu().numpy()
+    if isinstance(output, PlanOutput):
+        weighting = output.weighting
+        mean = (weighting.weights * output.utilities).sum(dim=-1)
+        decision.utilities[index] = mean.cpu().numpy()
+        decision.effective_candidates[index] = weighting.effective_candidates.cpu().numpy()
+        decision.utility_std[index] = weighting.utility_std.cpu().numpy()

@@ -1,4 +1,4 @@
-"""Requests as rows: put end to end, cut, and their answers put together again.
+"""Requests as rows: concatenated, split, and their decisions put together again.
 
 E environments of a request; a row is one environment.
 """
@@ -12,58 +12,61 @@ from m3pc.types import Decision, PlanRequest, Window
 
 AnswerFn = Callable[[Sequence[PlanRequest]], Sequence[Decision]]
 
-WINDOW = ("states", "actions", "now", "steps", "seeds")
-DECISION = ("actions", "target_returns", "utilities", "effective_candidates", "utility_std")
+WINDOW_FIELDS = ("states", "actions", "now", "steps", "seeds")
+DECISION_FIELDS = ("actions", "target_returns", "utilities", "effective_candidates", "utility_std")
 
 
-def joined(windows: Sequence[Window]) -> Window:
+def concatenate(windows: Sequence[Window]) -> Window:
     """One window with the rows of all."""
-    return Window(**{n: np.concatenate([getattr(w, n) for w in windows]) for n in WINDOW})
+    return Window(**{n: np.concatenate([getattr(w, n) for w in windows]) for n in WINDOW_FIELDS})
 
 
-def some(window: Window, index: slice | np.ndarray) -> Window:
-    return Window(**{name: getattr(window, name)[index] for name in WINDOW})
+def select_rows(window: Window, index: slice | np.ndarray) -> Window:
+    return Window(**{name: getattr(window, name)[index] for name in WINDOW_FIELDS})
 
 
-def apart(decision: Decision, sizes: Iterable[int]) -> list[Decision]:
-    """The rows of a decision, given back to requests of these sizes; each owns its numbers."""
+def concatenate_decisions(decisions: Sequence[Decision]) -> Decision:
+    """One decision with the rows of all, which are of one version."""
+    arrays = {n: np.concatenate([getattr(d, n) for d in decisions]) for n in DECISION_FIELDS}
+    return Decision(**arrays, version=decisions[0].version)
+
+
+def split_decision(decision: Decision, sizes: Iterable[int]) -> list[Decision]:
+    """Consecutive rows of a decision, as many as each size says, copied."""
     parts, first = [], 0
     for size in sizes:
         rows = slice(first, first + size)
-        own = {name: getattr(decision, name)[rows].copy() for name in DECISION}
-        parts.append(Decision(**own, version=decision.version))
+        arrays = {name: getattr(decision, name)[rows].copy() for name in DECISION_FIELDS}
+        parts.append(Decision(**arrays, version=decision.version))
         first += size
     return parts
 
 
-def fitting(sizes: Iterable[int], most: int) -> int:
-    """How many of the first go into one batch of `most` rows; the first always does."""
+def count_fitting(sizes: Iterable[int], max_rows: int) -> int:
+    """How many of the first requests go into one batch of `max_rows`; the first always does."""
     count = total = 0
     for size in sizes:
         total += size
-        if count and total > most:
+        if count and total > max_rows:
             break
         count += 1
     return count
 
 
-def in_pieces(answer: AnswerFn, asks: Sequence[PlanRequest], most: int) -> list[Decision]:
-    """What `answer` says to all of them, asked with at most `most` rows at a time."""
-    parts = [(n, part) for n, ask in enumerate(asks) for part in _cut(ask, most)]
-    found: list[list[Decision]] = [[] for _ in asks]
-    while parts:
-        count = fitting((len(part.window) for _, part in parts), most)
-        group, parts = parts[:count], parts[count:]
+def answer_in_chunks(
+    answer: AnswerFn, requests: Sequence[PlanRequest], max_rows: int
+) -> list[Decision]:
+    """The decisions of `answer`, called with at most `max_rows` rows at a time."""
+    queue = [(n, part) for n, request in enumerate(requests) for part in _cut(request, max_rows)]
+    decisions: list[list[Decision]] = [[] for _ in requests]
+    while queue:
+        count = count_fitting((len(part.window) for _, part in queue), max_rows)
+        group, queue = queue[:count], queue[count:]
         for (n, _), decision in zip(group, answer([part for _, part in group]), strict=True):
-            found[n].append(decision)
-    return [_whole(each) for each in found]
+            decisions[n].append(decision)
+    return [concatenate_decisions(parts) for parts in decisions]
 
 
-def _cut(ask: PlanRequest, most: int) -> Iterator[PlanRequest]:
-    for first in range(0, len(ask.window), most):
-        yield replace(ask, window=some(ask.window, slice(first, first + most)))
-
-
-def _whole(parts: Sequence[Decision]) -> Decision:
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in DECISION}
-    return Decision(**arrays, version=parts[0].version)
+def _cut(request: PlanRequest, max_rows: int) -> Iterator[PlanRequest]:
+    for first in range(0, len(request.window), max_rows):
+        yield replace(request, window=select_rows(request.window, slice(first, first + max_rows)))

@@ -1,4 +1,4 @@
-"""What an imagined plan is worth, and how much say it gets. N plans of h steps a decision."""
+"""The utility of an imagined plan, and its weight among others. N plans of h steps a decision."""
 
 from dataclasses import dataclass
 
@@ -24,19 +24,19 @@ def lambda_return(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanWeights:
     weights: Tensor  # [E, N], each row sums to 1
-    effective_candidates: Tensor  # [E] effective number of plans
+    effective_candidates: Tensor  # [E] effective sample size, 1 / sum of squared weights
     utility_std: Tensor  # [E] standard deviation of the utilities
 
 
 def softmax_weights(
     utilities: Tensor, *, inverse_temperature: float, standardised: bool
 ) -> PlanWeights:
-    """Softmax of utilities [E, N], which may be put on one scale for all decisions before."""
-    spread = utilities.std(dim=-1, unbiased=False)
-    above = utilities - utilities.amax(dim=-1, keepdim=True)  # exp of these cannot overflow
+    """Softmax of utilities [E, N], in units of their standard deviation if `standardised`."""
+    std = utilities.std(dim=-1, unbiased=False)
+    below_best = utilities - utilities.amax(dim=-1, keepdim=True)  # exp of these cannot overflow
     if standardised:
-        above = above / torch.where(spread > 0, spread, 1.0)[:, None]
-    weights = torch.softmax(inverse_temperature * above, dim=-1)
+        below_best = below_best / torch.where(std > 0, std, 1.0)[:, None]
+    weights = torch.softmax(inverse_temperature * below_best, dim=-1)
     return PlanWeights(
-        weights=weights, effective_candidates=1 / weights.square().sum(dim=-1), utility_std=spread
+        weights=weights, effective_candidates=1 / weights.square().sum(dim=-1), utility_std=std
     )

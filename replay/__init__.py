@@ -56,8 +56,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _former(path: str) -> ModuleType:
+    def resolve(name: str) -> Any:
+        return __getattr__(FORMER[path].get(name, name))
+
     module = ModuleType(path)
-    module.__dict__["__getattr__"] = lambda name: __getattr__(FORMER[path].get(name, name))
+    module.__dict__["__getattr__"] = resolve
     return module
 
 

@@ -15,9 +15,18 @@ os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it when it is imported
 
 if TYPE_CHECKING:
     from replay.store.store import Store
-    from tests.support.runs.small_run import Watched
+    from tests.support.runs.commands import Command
+    from tests.support.runs.small_run import WatchedRun
     from tests.support.servers.coordinators import Place
     from tests.support.servers.redis_server import RedisServer
+
+
+@pytest.fixture
+def m3pc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> "Command":
+    """The m3pc command, run in this process; see tests/support/runs/commands.py."""
+    from tests.support.runs.commands import invoke
+
+    return lambda *arguments: invoke(capsys, monkeypatch, *arguments)
 
 
 @pytest.fixture(scope="session")
@@ -30,19 +39,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> "Store":
 
 
 @pytest.fixture(scope="session")
-def straight(tmp_path_factory: pytest.TempPathFactory, data: "Store") -> "Watched":
+def straight(tmp_path_factory: pytest.TempPathFactory, data: "Store") -> "WatchedRun":
     """A small run on them that nothing stopped. Copy it before you change it."""
-    from tests.support.runs.small_run import Watched
+    from tests.support.runs.small_run import WatchedRun
 
-    return Watched(data, tmp_path_factory.mktemp("straight") / "run")
+    return WatchedRun(data, tmp_path_factory.mktemp("straight") / "run")
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs measure less on held-out episodes."""
-    from tests.support.runs.small_run import measure_less
+    from tests.support.runs.small_run import shrink_measurements
 
-    measure_less(monkeypatch)
+    shrink_measurements(monkeypatch)
 
 
 @pytest.fixture
@@ -65,7 +74,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RedisSer
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """One Ray for all tests, with logical GPUs. Whoever makes an actor kills it."""
+    """One Ray cluster for all tests, with logical GPUs. A test kills the actors that it makes."""
     from m3pc.ray_nodes.connection import connected
 
     with connected(namespace="tests", cpus=8, gpus=2):
@@ -74,14 +83,14 @@ def ray_cluster() -> Iterator[None]:
 
 @pytest.fixture(params=["file", "redis"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator["Place"]:
-    """Where the clients of a coordinator meet: in a file, in a Redis."""
+    """A coordinator's back-end: a file or a Redis."""
     from tests.support.servers.coordinators import InFile, InRedis
 
-    found: Place
+    place: Place
     if request.param == "file":
-        found = InFile(tmp_path)
+        place = InFile(tmp_path)
     else:
         server: RedisServer = request.getfixturevalue("redis_server")
-        found = InRedis(tmp_path, server, run=tmp_path.name)
-    yield found
-    found.close()
+        place = InRedis(tmp_path, server, run=tmp_path.name)
+    yield place
+    place.close()

@@ -1,11 +1,16 @@
-"""The `m3pc` command. Heavy packages load inside the commands that need them, so help is quick."""
+"""The `m3pc` command.
+
+Commands import heavy packages inside their functions, so that help is quick.
+"""
 
 import os
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from m3pc import __version__
 from m3pc.cli import (
@@ -34,42 +39,66 @@ from m3pc.core.exit_codes import (
     OUT_OF_MEMORY,
 )
 
-# Before numpy loads: products of one state with one layer wait longer for a second thread than they
-# compute. Whoever wants another number sets it.
+# Before numpy loads: for products of one state with one layer, a second thread costs more than it
+# gains. A value that the user has set is kept.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Panels of `m3pc --help`, in their order.
+PANELS: Mapping[str, Mapping[str, Callable[..., None] | typer.Typer]] = {
+    "Data": {"data": data.app, "replay": replay.app},
+    "Train": {
+        "pretrain": pretrain.pretrain,
+        "finetune": finetune.finetune,
+        "resume": finetune.resume,
+    },
+    "Evaluate": {
+        "evaluate": evaluate.evaluate,
+        "goal": goal.goal,
+        "goal-compare": goal.compare,
+        "explored": explored.explored,
+    },
+    "Run a cluster": {
+        "node": node.app,
+        "submit": submit.submit,
+        "jobs": submit.app,
+        "scale": fleet.scale,
+        "stop": fleet.stop,
+    },
+    "Watch": {"status": fleet.status, "monitor": monitor.app},
+    "Serve": {"serve": serve.serve},
+    "Tools": {
+        "config": config.app,
+        "doctor": doctor.doctor,
+        "import-authors": authors.import_authors,
+        "verify": authors.verify,
+    },
+}
+
+
+class _InPanelOrder(TyperGroup):
+    """Lists commands and groups of commands in the order of PANELS."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for commands in PANELS.values() for name in commands]
+
 
 app = typer.Typer(
     name="m3pc",
+    cls=_InPanelOrder,
     help="Offline-to-online reinforcement learning: one trajectory model that plans with itself.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
-app.add_typer(data.app, name="data")
-app.add_typer(replay.app, name="replay")
-app.add_typer(config.app, name="config")
-app.add_typer(node.app, name="node")
-app.command("doctor")(doctor.doctor)
-app.command("pretrain")(pretrain.pretrain)
-app.command("evaluate")(evaluate.evaluate)
-app.command("goal")(goal.goal)
-app.command("goal-compare")(goal.compare)
-app.command("finetune")(finetune.finetune)
-app.command("resume")(finetune.resume)
-app.command("status")(fleet.status)
-app.command("scale")(fleet.scale)
-app.command("stop")(fleet.stop)
-app.command("serve")(serve.serve)
-app.command("submit")(submit.submit)
-app.add_typer(submit.app, name="jobs")
-app.add_typer(monitor.app, name="monitor")
-app.command("explored")(explored.explored)
-app.command("import-authors")(authors.import_authors)
-app.command("verify")(authors.verify)
+for panel, commands in PANELS.items():
+    for name, command in commands.items():
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(command)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _show_version(shown: bool) -> None:
+    if shown:
         typer.echo(f"m3pc {__version__}")
         raise typer.Exit
 
@@ -77,23 +106,24 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None: ...
 
 
 def main() -> None:
-    """Run a command. What the user can mend is one sentence and exit code 2, never a traceback."""
+    """Run a command. Errors that the user can fix are one sentence, without a traceback."""
     try:
         app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
-        _end(IO_FAILED, f"{error}; look at the disk, the path and its rights")
+        _end(IO_FAILED, f"{error}; check the disk, the path and its permissions")
     except MemoryError:
-        _end(OUT_OF_MEMORY, "out of memory; use a machine with more, or less data at a time")
+        _end(OUT_OF_MEMORY, "out of memory; use a machine with more memory, or less data at a time")
     except Exception as error:
-        from m3pc.types import DivergedError, InputError  # here, because it loads numpy
+        from m3pc.types import DivergedError, InputError  # not at the top: it loads numpy
 
         if isinstance(error, InputError):
             _end(BAD_INPUT, str(error))

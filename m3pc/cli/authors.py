@@ -1,39 +1,45 @@
-"""`m3pc import-authors` and `m3pc verify`: the authors' weights, and their recorded outputs."""
+"""`m3pc import-authors` and `m3pc verify`: the paper's released weights, and their check."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from m3pc.cli.data import EnvId, MemoryLimit, TimeLimit
+from m3pc.cli.options import EnvId, MemoryLimit, TimeLimit, sandbox_limits
 
 
 def import_authors(
-    model: Annotated[Path, typer.Argument(help="The authors' checkpoint, a .pt with {model}.")],
-    out: Annotated[Path, typer.Argument(help="Where the checkpoint goes; must not exist yet.")],
+    model: Annotated[Path, typer.Argument(help="The released model: a .pt file with {model}.")],
+    out: Annotated[Path, typer.Argument(help="Folder of the new checkpoint; must not exist yet.")],
     *,
-    critic: Annotated[Path, typer.Option(help="Their critic, a .pt with {q, q_target, v}.")],
+    critic: Annotated[
+        Path, typer.Option(help="The released critic: a .pt file with {q, q_target, v}.")
+    ],
     stats: Annotated[
         Path,
-        typer.Option(help="A .npz: mean_states, ..., std_returns; the critic's if it has other."),
+        typer.Option(
+            help="Statistics of the training data: a .npz with mean_states, ..., std_returns, and "
+            "critic_mean_states, critic_std_states if the critic's differ."
+        ),
     ],
     heads: Annotated[
-        int | None, typer.Option(min=1, help="Attention heads, if stats has no config; default 4.")
+        int | None,
+        typer.Option(min=1, help="Attention heads. Default: as --stats says, else 4."),
     ] = None,
     env: EnvId = None,
     horizon: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="The environment's step limit.")
+        int, typer.Option(min=1, max=10_000_000, help="Step limit of the environment.")
     ] = 1000,
     memory_limit: MemoryLimit = 8.0,
     time_limit: TimeLimit = 600.0,
 ) -> None:
-    """Turn the authors' network, critic and statistics into a checkpoint of preset parity."""
-    from m3pc.datasets.sandbox import SandboxLimits
-    from m3pc.interop.released_weights import STAND_IN, Files
-    from m3pc.interop.released_weights import import_authors as run
+    """Convert the paper's released network, critic and statistics into a checkpoint."""
+    from m3pc.interop.released_files import ReleasedPaths
+    from m3pc.interop.released_weights import STAND_IN
+    from m3pc.interop.released_weights import import_released as run
 
-    limits = SandboxLimits(memory=int(memory_limit * 2**30), seconds=time_limit)
-    files = Files(model=model, critic=critic, stats=stats)
+    limits = sandbox_limits(memory_limit, time_limit)
+    files = ReleasedPaths(model=model, critic=critic, stats=stats)
     imported = run(files, out, heads=heads, env=env, max_episode_steps=horizon, limits=limits)
     weights, sizes = imported.weights, imported.weights.config.model
     typer.echo(
@@ -45,20 +51,23 @@ def import_authors(
     if imported.guessed:
         typer.echo(
             f"{stats} has no {' and no '.join(imported.guessed)}: the mean of the returns and "
-            f"{STAND_IN:g} standard deviations stand in, also for the return that is asked for"
+            f"{STAND_IN:g} standard deviations are used instead, also for the target return"
         )
     if imported.shared_scales:
         typer.echo(
-            f"{stats} has no critic_mean_states and critic_std_states: the model's stand in. The "
-            "authors' critic saw unpadded statistics; without them q and q0 score other states"
+            f"{stats} has no critic_mean_states and critic_std_states: the model's are used. The "
+            "authors' critic was trained with unpadded statistics; without them q and q0 score "
+            "other states"
         )
 
 
 def verify(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run.")],
-    golden: Annotated[Path, typer.Argument(help="A .npz of inputs and the authors' outputs.")],
+    checkpoint: Annotated[Path, typer.Argument(help="Folder of a run or of a checkpoint.")],
+    golden: Annotated[
+        Path, typer.Argument(help="A .npz of inputs and of the authors' recorded outputs.")
+    ],
 ) -> None:
-    """Compare a checkpoint's answers with recorded ones, line by line; exit 1 if any misses."""
+    """Compare a checkpoint's outputs with recorded ones; exit code 1 if any differs too much."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -71,6 +80,6 @@ def verify(
         verdict = "[green]ok" if item.ok else "[bold red]MISS"
         table.add_row(escape(item.name), f"{item.error:.2g}", f"{item.tolerance:g}", verdict)
     Console(highlight=False).print(table)
-    missed = sum(not item.ok for item in items)
-    typer.echo(f"{len(items) - missed} of {len(items)} items are within their tolerance")
-    raise typer.Exit(int(missed > 0))
+    misses = sum(not item.ok for item in items)
+    typer.echo(f"{len(items) - misses} of {len(items)} items are within their tolerance")
+    raise typer.Exit(int(misses > 0))

@@ -1,35 +1,25 @@
-"""`m3pc config`: print a resolved configuration, compare presets, list every field."""
+"""`m3pc config`: print the settings of a run, compare presets, explain every setting."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from m3pc.cli.options import ConfigFile, Preset, Sets
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from m3pc.config.overrides import FieldInfo
 
-app = typer.Typer(no_args_is_help=True, help="Settings of a run: show, compare, explain.")
+app = typer.Typer(no_args_is_help=True, help="Show, compare and explain the settings of a run.")
 
-WIDE = 180  # columns of a table that goes to a file or a pipe
+WIDE = 180  # columns of a table in a file or pipe
 
 
 @app.command()
-def show(
-    preset: Annotated[
-        str | None, typer.Option(help="parity, paper or small; paper if neither this nor a file.")
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="YAML with the fields that differ; may name its preset.")
-    ] = None,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Set one field. May be repeated."),
-    ] = None,
-) -> None:
-    """Print every field, as YAML that can be read again."""
+def show(preset: Preset = None, file: ConfigFile = None, sets: Sets = None) -> None:
+    """Print every setting as YAML, which --file reads again."""
     from m3pc.config.presets import dump, resolve
 
     typer.echo(dump(resolve(preset=preset, file=file, sets=sets or [])), nl=False)
@@ -37,31 +27,31 @@ def show(
 
 @app.command()
 def diff(
-    left: Annotated[str, typer.Argument(metavar="PRESET")],
-    right: Annotated[str, typer.Argument(metavar="PRESET")],
+    left: Annotated[str, typer.Argument(metavar="PRESET", help="parity, paper or small.")],
+    right: Annotated[str, typer.Argument(metavar="PRESET", help="parity, paper or small.")],
 ) -> None:
-    """Print the fields in which two presets differ."""
+    """Print the settings in which two presets differ."""
     from rich.table import Table
 
     from m3pc.config.overrides import flatten
     from m3pc.config.presets import resolve
 
-    ours, theirs = flatten(resolve(preset=left)), flatten(resolve(preset=right))
+    left_values, right_values = (flatten(resolve(preset=name)) for name in (left, right))
     table = Table("field", left, right)
-    for path in ours:
-        if ours[path] != theirs[path]:
-            table.add_row(path, _text(ours[path]), _text(theirs[path]))
-    _console().print(table)
+    for path, value in left_values.items():
+        if value != right_values[path]:
+            table.add_row(path, _text(value), _text(right_values[path]))
+    wide_console().print(table)
 
 
 @app.command()
 def fields() -> None:
-    """List every field: what it may be, what it is in each preset, what it means."""
+    """List every setting: allowed values, value in each preset, meaning."""
     from itertools import groupby
 
     from m3pc.config.overrides import settings
 
-    console = _console()
+    console = wide_console()
     for section, members in groupby(settings().values(), lambda s: s.path.rpartition(".")[0]):
         console.print(_section(section, members))
 
@@ -76,12 +66,13 @@ def _section(name: str, members: Iterable["FieldInfo"]) -> object:
     table = Table("field", "allowed", *PRESETS, "meaning", title=name, title_justify="left")
     table.columns[0].no_wrap = True
     for setting in members:
-        shown = [_text(values[preset][setting.path]) for preset in PRESETS]
-        table.add_row(setting.path, setting.allowed, *shown, setting.meaning)
+        by_preset = [_text(values[preset][setting.path]) for preset in PRESETS]
+        table.add_row(setting.path, setting.allowed, *by_preset, setting.meaning)
     return table
 
 
-def _console() -> "Console":
+def wide_console() -> "Console":
+    """A console whose tables are wide in files and pipes; a terminal keeps its width."""
     from rich.console import Console
 
     console = Console(highlight=False)

@@ -1,33 +1,29 @@
-"""`m3pc data`: bring trajectories in, make them, look at them."""
+"""`m3pc data`: import data sets, make them, look at them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from m3pc.cli.picture import picture
+from m3pc.cli.options import (
+    EnvId,
+    MemoryLimit,
+    Seed,
+    StoreName,
+    TimeLimit,
+    check_picture,
+    open_store,
+    sandbox_limits,
+)
 
 if TYPE_CHECKING:
-    from m3pc.datagen import from_scripts
-    from m3pc.datagen import from_training as training_run
-    from m3pc.datasets.sandbox import SandboxLimits
+    from m3pc.datagen.from_scripts import ScriptedDataRequest
+    from m3pc.datagen.from_training import TrainedDataRequest
     from replay.store.store import Store
 
-app = typer.Typer(help="Import, make and look at data sets.", no_args_is_help=True)
+app = typer.Typer(help="Import, make and inspect data sets.", no_args_is_help=True)
 
-Out = Annotated[Path, typer.Argument(help="Where the store goes; must not exist yet.")]
-StorePath = Annotated[str, typer.Argument(help="A store, or shipped:NAME.")]
-Seed = Annotated[int, typer.Option(min=0, help="Same seed, same data, to the bit.")]
-MemoryLimit = Annotated[
-    float, typer.Option(min=0.25, max=4096, help="GiB that reading a foreign file may take.")
-]
-TimeLimit = Annotated[
-    float, typer.Option(min=1, max=86400, help="Seconds that reading a foreign file may take.")
-]
-EnvId = Annotated[
-    str | None, typer.Option("--env", help="Environment id, where the file does not say.")
-]
-Horizon = Annotated[int | None, typer.Option(min=1, help="The environment's step limit.")]
+Out = Annotated[Path, typer.Argument(help="Folder of the new store; must not exist yet.")]
 
 
 @app.command("import")
@@ -35,36 +31,46 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            help="A file or Minari folder, or d4rl:hopper-medium-v2, robomimic:lift/ph, minari:ID."
+            help="A file or Minari folder, or an id that is downloaded: d4rl:hopper-medium-v2, "
+            "robomimic:lift/ph, minari:ID."
         ),
     ],
     out: Out,
     keys: Annotated[
         str,
-        typer.Option(help="Observations to join, in order: eef_pos,object[:3] or full names."),
+        typer.Option(
+            help="robomimic: observations that make up a state, in order, such as "
+            "eef_pos,object[:3]. Default: those of the task."
+        ),
     ] = "",
     subset: Annotated[
-        str, typer.Option(help="Only the demonstrations of this mask: train, valid, good, ...")
+        str,
+        typer.Option(
+            help="robomimic: only the demonstrations of this mask, such as train, valid or good. "
+            "Default: all."
+        ),
     ] = "",
-    horizon: Horizon = None,
+    horizon: Annotated[
+        int | None,
+        typer.Option(min=1, help="Step limit of the environment. Default: as the file says."),
+    ] = None,
     env: EnvId = None,
     sha256: Annotated[
-        str | None, typer.Option(help="Refuse the file unless it has this hash.")
+        str | None, typer.Option(help="Refuse the file unless it has this SHA-256 hash.")
     ] = None,
     memory_limit: MemoryLimit = 8.0,
     time_limit: TimeLimit = 600.0,
 ) -> None:
-    """Turn D4RL, robomimic or Minari data into one verified Arrow store."""
+    """Convert D4RL, robomimic or Minari data into a verified store."""
     from m3pc.cli.progress import progress
     from m3pc.datagen.importing import ingest
     from m3pc.datasets.source import ImportOptions
 
     options = ImportOptions(keys=_names(keys), max_episode_steps=horizon, env=env, subset=subset)
+    limits = sandbox_limits(memory_limit, time_limit)
     with progress(f"importing {source}", "steps") as report:
-        store = ingest(
-            source, out, options, _limits(memory_limit, time_limit), report, expected_sha256=sha256
-        )
-    _done(store)
+        store = ingest(source, out, options, limits, report, expected_sha256=sha256)
+    _show_summary(store)
     known_by = store.header.source.get("environment")
     if known_by:
         typer.echo(f"environment: {store.header.env or 'none'} ({known_by})")
@@ -73,63 +79,65 @@ def import_(
 
 @app.command()
 def info(
-    store: StorePath,
+    store: StoreName,
     png: Annotated[
         Path | None,
-        typer.Option(callback=picture, help="Histogram of returns; default NAME-returns.png here."),
+        typer.Option(
+            callback=check_picture,
+            help="File for the histogram of returns. Default: NAME-returns.png in this folder.",
+        ),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Everything as JSON, no picture.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON; draw no picture.")
+    ] = False,
 ) -> None:
-    """Episodes, steps, returns, statistics, checksum and source; every byte is checked first."""
+    """Check every byte of a store, then show its size, returns, statistics and source."""
     from m3pc.cli import data_info
-
-    found = open_store(store)
-    if json:
-        typer.echo(data_info.as_json(found))
-        return
-    data_info.show(found)
-    if not found.totals.episodes:
-        return
     from m3pc.plots import return_histogram
 
-    picture = png or Path(f"{found.path.resolve().name}-returns.png")
-    title = (
-        f"{found.path.resolve().name}: {found.totals.episodes} episodes, {found.totals.steps} steps"
-    )
-    return_histogram(picture, found.episode_returns, title=title)
-    typer.echo(f"picture: {picture}")
+    opened = open_store(store)
+    if json:
+        typer.echo(data_info.as_json(opened))
+        return
+    data_info.show(opened)
+    if opened.totals.episodes:
+        name = opened.path.resolve().name
+        picture = png or Path(f"{name}-returns.png")
+        title = f"{name}: {opened.totals.episodes} episodes, {opened.totals.steps} steps"
+        return_histogram(picture, opened.episode_returns, title=title)
+        typer.echo(f"picture: {picture}")
 
 
 @app.command()
 def sample(
-    store: StorePath,
-    length: Annotated[int, typer.Option(min=1, help="Steps a piece.")] = 8,
-    batch: Annotated[int, typer.Option(min=1, help="Pieces a batch.")] = 2048,
+    store: StoreName,
+    length: Annotated[int, typer.Option(min=1, help="Steps per window.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Windows per batch.")] = 2048,
     updates: Annotated[int, typer.Option(min=1, help="Batches to draw.")] = 200,
     seed: Seed = 0,
 ) -> None:
-    """Draw random pieces of T steps as a learner would, and say how fast that went."""
+    """Draw random batches of windows as training does, and print how fast that was."""
     import hashlib
     import time
 
     from m3pc.core.returns import ReturnRule
     from replay.sampling.sampler import Sampler
 
-    found = open_store(store)
-    rule = ReturnRule(max_episode_steps=found.header.max_episode_steps)
-    sampler = Sampler(found, length=length, batch=batch, seed=seed, returns=rule)
+    opened = open_store(store)
+    rule = ReturnRule(max_episode_steps=opened.header.max_episode_steps)
+    sampler = Sampler(opened, length=length, batch=batch, seed=seed, returns=rule)
     digest = hashlib.sha256()
     seconds = 0.0
     for update in range(updates):
         start = time.perf_counter()
-        drawn = sampler.batch(update)
+        windows = sampler.batch(update)
         seconds += time.perf_counter() - start
-        digest.update(drawn.states.tobytes())
-    shapes = ", ".join(f"{name} {list(getattr(drawn, name).shape)}" for name in drawn.__slots__)
+        digest.update(windows.states.tobytes())
+    shapes = ", ".join(f"{name} {list(getattr(windows, name).shape)}" for name in windows.__slots__)
     typer.echo(f"a batch: {shapes}")
     typer.echo(
-        f"{updates} batches of {batch} from {len(sampler):,} different pieces: "
-        f"{updates * batch / seconds / 1e6:.2f} M pieces/s"
+        f"{updates} batches of {batch} from {len(sampler):,} different windows: "
+        f"{updates * batch / seconds / 1e6:.2f} M windows/s"
     )
     typer.echo(f"states drawn with seed {seed}: sha256 {digest.hexdigest()[:16]}")
 
@@ -138,32 +146,45 @@ def sample(
 def regenerate(
     source: Annotated[
         str,
-        typer.Argument(help="D4RL .hdf5 or id with a policy inside, or an .npz that is one."),
+        typer.Argument(help="A D4RL .hdf5 or id that contains a policy, or an .npz with a policy."),
     ],
     out: Out,
-    steps: Annotated[int, typer.Option(min=1, help="Stop after the episode that completes them.")],
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps to collect; the last episode is completed.")
+    ],
     seed: Seed = 0,
     env: EnvId = None,
     also: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SOURCE", help="A policy that takes turns with it, an episode each. Repeatable."
+            metavar="SOURCE",
+            help="Another policy, which takes turns with the first, an episode each. May be "
+            "repeated.",
         ),
     ] = None,
     still: Annotated[
         bool,
-        typer.Option("--still", help="One that does nothing takes turns, too; see --noise."),
+        typer.Option(
+            "--still", help="A policy of zero actions takes turns too; add --noise to move it."
+        ),
     ] = False,
     order: Annotated[
-        str, typer.Option(help="The policy's order of observations: object,eef_pos,eef_quat,...")
+        str,
+        typer.Option(
+            help="Order of the observations in the policy's training, such as "
+            "object,eef_pos,eef_quat,... Default: the environment's."
+        ),
     ] = "",
     noise: Annotated[
-        float, typer.Option(min=0, help="Standard deviation of what is added to its actions.")
+        float,
+        typer.Option(
+            min=0, help="Standard deviation of the noise added to each number of an action."
+        ),
     ] = 0.0,
     memory_limit: MemoryLimit = 8.0,
     time_limit: TimeLimit = 600.0,
 ) -> None:
-    """Roll out the behaviour policy that a file holds, or several in turn, on all cores."""
+    """Collect new episodes with the policy that a file contains, on all cores."""
     from m3pc.cli.progress import progress
     from m3pc.datagen.regenerate import regenerate as run
 
@@ -174,14 +195,75 @@ def regenerate(
             steps=steps,
             seed=seed,
             env_id=env,
-            limits=_limits(memory_limit, time_limit),
+            limits=sandbox_limits(memory_limit, time_limit),
             on_progress=report,
             also=also or (),
             still=still,
             order=_names(order),
             noise=noise,
         )
-    _done(store)
+    _show_summary(store)
+
+
+MakeQuality = Annotated[
+    str,
+    typer.Option(
+        help="medium, medium-replay or expert (a trained policy), or babble (random actions). "
+        "For robosuite/Lift good or noisy, for robosuite/PickPlaceCan and robosuite/CanLim "
+        "good, noisy or paired (scripts)."
+    ),
+]
+MakeSteps = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Steps to collect. Default: 200,000; for medium-replay, all that training took.",
+    ),
+]
+MakeNoise = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Scripts: standard deviation of the noise added to each number of an action. "
+        "Default: each script's own.",
+    ),
+]
+MakeStrays = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Scripts: slowly changing noise on the hand's path, as a share of its "
+        "displacement. Default: 0.",
+    ),
+]
+MakeStrength = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Of --quality babble: largest magnitude of an action's numbers. Default: 1.",
+    ),
+]
+MakeTargetReturn = Annotated[
+    float | None,
+    typer.Option(help="Training: return at which it stops. Default: by D4RL's score."),
+]
+MakeMaxSteps = Annotated[
+    int | None,
+    typer.Option(min=1, help="Training: give up after so many steps. Default: 1,000,000."),
+]
+MakeReplay = Annotated[
+    Path | None,
+    typer.Option(help="medium, expert: store the training episodes in this folder, too."),
+]
+MakePng = Annotated[
+    Path | None,
+    typer.Option(
+        callback=check_picture,
+        help="File for the picture. Default: NAME-curve.png or NAME-roles.png in this folder.",
+    ),
+]
 
 
 @app.command()
@@ -190,85 +272,51 @@ def make(
         str, typer.Argument(help="Environment id, such as d4rl/Hopper-v2 or robosuite/Lift.")
     ],
     out: Annotated[
-        Path | None, typer.Argument(help="Where the store goes; default data/ENV-QUALITY.")
+        Path | None, typer.Argument(help="Folder of the new store. Default: data/ENV-QUALITY.")
     ] = None,
     *,
-    quality: Annotated[
-        str,
-        typer.Option(
-            help="medium, medium-replay, expert or babble; for robosuite/Lift good or noisy; for "
-            "robosuite/PickPlaceCan and robosuite/CanLim good, noisy or paired."
-        ),
-    ],
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Size; default 200,000, or all of a replay.")
-    ] = None,
+    quality: MakeQuality,
+    steps: MakeSteps = None,
     episodes: Annotated[
-        int | None, typer.Option(min=1, help="Size of a scripted set; default 200.")
+        int | None, typer.Option(min=1, help="Scripts: episodes to collect. Default: 200.")
     ] = None,
-    noise: Annotated[
-        float | None,
-        typer.Option(
-            min=0, help="Of a scripted set: added to each number of an action; default by role."
-        ),
-    ] = None,
-    strays: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Likewise: slow pushes on the hand, as a share of its displacement; default 0.",
-        ),
-    ] = None,
-    strength: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="The strongest action of babble, per number; default 1."),
-    ] = None,
-    target_return: Annotated[
-        float | None, typer.Option(help="Where training stops; default by D4RL's scale.")
-    ] = None,
-    max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Stop training after so many; default 1,000,000.")
-    ] = None,
+    noise: MakeNoise = None,
+    strays: MakeStrays = None,
+    strength: MakeStrength = None,
+    target_return: MakeTargetReturn = None,
+    max_steps: MakeMaxSteps = None,
     seed: Seed = 0,
-    replay: Annotated[
-        Path | None, typer.Option(help="Keep the training episodes of medium or expert here too.")
-    ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option(
-            callback=picture, help="The picture; default NAME-curve.png or -roles.png here."
-        ),
-    ] = None,
+    replay: MakeReplay = None,
+    png: MakePng = None,
 ) -> None:
-    """Train a SAC until it reaches a stated return; keep its replay, or roll it out. Lift and Can
-    of robosuite are played by scripts instead; babble is random actions."""
-    from m3pc.core.env_ids import parted
+    """Make a data set by training a policy (SAC), by scripts, or from random actions."""
+    from m3pc.core.env_ids import split_env_name
     from m3pc.datagen import from_scripts, random_actions
     from m3pc.types import InputError
 
-    out = out or Path("data") / f"{parted(env)[0].rpartition('/')[2].lower()}-{quality}"
-    babbled = quality == random_actions.QUALITY
-    scripted = not babbled and from_scripts.is_scripted(env, quality)
-    if babbled:
+    out = out or Path("data") / f"{split_env_name(env)[0].rpartition('/')[2].lower()}-{quality}"
+    is_random = quality == random_actions.QUALITY
+    is_scripted = not is_random and from_scripts.is_scripted(env, quality)
+    if is_random:
         how = "played at random, in so many --steps"
     else:
-        how = "played by script" if scripted else "made by training, whose size is --steps"
-    strange: dict[str, object] = {}
-    if not scripted:
-        strange |= {"--episodes": episodes, "--noise": noise, "--strays": strays}
-    if scripted or babbled:
-        strange |= {"--target-return": target_return, "--max-steps": max_steps, "--replay": replay}
-    strange |= {"--png": png} if babbled else {"--strength": strength}
-    given = [name for name, value in strange.items() if value is not None]
+        how = "played by script" if is_scripted else "made by training, whose size is --steps"
+    foreign: dict[str, object] = {}
+    if not is_scripted:
+        foreign |= {"--episodes": episodes, "--noise": noise, "--strays": strays}
+    if is_scripted or is_random:
+        foreign |= {"--target-return": target_return, "--max-steps": max_steps, "--replay": replay}
+    foreign |= {"--png": png} if is_random else {"--strength": strength}
+    given = [name for name, value in foreign.items() if value is not None]
     if given:
         raise InputError(f"{', '.join(given)} given, but {env} {quality} is {how}; leave it out")
-    if babbled:
-        strongest = 1.0 if strength is None else strength
-        _babble(env, out, steps=steps or random_actions.STEPS, strongest=strongest, seed=seed)
-        return
-    if scripted:
-        _play(
+    if is_random:
+        max_strength = 1.0 if strength is None else strength
+        _make_random(
+            env, out, steps=steps or random_actions.STEPS, max_strength=max_strength, seed=seed
+        )
+    elif is_scripted:
+        _make_scripted(
             from_scripts.ScriptedDataRequest(
                 env_id=env,
                 out=out,
@@ -276,98 +324,76 @@ def make(
                 episodes=episodes,
                 steps=steps,
                 noise=noise,
-                strays=strays,
+                path_noise=strays,
                 seed=seed,
                 picture=png or Path(f"{out.name}-roles.png"),
             )
         )
-        return
-    from m3pc.datagen.from_training import MAX_STEPS, TrainedDataRequest
+    else:
+        from m3pc.datagen.from_training import MAX_STEPS, TrainedDataRequest
 
-    _train(
-        TrainedDataRequest(
-            env_id=env,
-            out=out,
-            quality=quality,
-            steps=steps,
-            target_return=target_return,
-            max_steps=max_steps or MAX_STEPS,
-            seed=seed,
-            replay=replay,
-            picture=png or Path(f"{out.name}-curve.png"),
+        _make_trained(
+            TrainedDataRequest(
+                env_id=env,
+                out=out,
+                quality=quality,
+                steps=steps,
+                target_return=target_return,
+                max_steps=max_steps or MAX_STEPS,
+                seed=seed,
+                replay=replay,
+                picture=png or Path(f"{out.name}-curve.png"),
+            )
         )
-    )
 
 
-def _babble(env: str, out: Path, *, steps: int, strongest: float, seed: int) -> None:
+def _make_random(env: str, out: Path, *, steps: int, max_strength: float, seed: int) -> None:
     from m3pc.cli.progress import progress
-    from m3pc.datagen.random_actions import babble
+    from m3pc.datagen.random_actions import make_random_dataset
 
     with progress(f"making {out.name}", "steps") as report:
-        store = babble(env, out, steps=steps, strongest=strongest, seed=seed, on_progress=report)
-    _done(store)
+        store = make_random_dataset(
+            env, out, steps=steps, max_strength=max_strength, seed=seed, on_progress=report
+        )
+    _show_summary(store)
 
 
-def _play(order: "from_scripts.ScriptedDataRequest") -> None:
+def _make_scripted(request: "ScriptedDataRequest") -> None:
     from m3pc.cli.progress import progress
-    from m3pc.datagen.from_scripts import demonstrate
+    from m3pc.datagen.from_scripts import make_scripted_dataset
 
-    with progress(f"making {order.out.name}", "steps" if order.steps else "episodes") as report:
-        store, roles = demonstrate(order, report)
-    for role in roles:
-        if role.lengths:
-            mean = sum(role.lengths) / len(role.lengths)
-            succeed = f"{role.successes} of {len(role.lengths)} succeed"
-            typer.echo(f"{role.name}: {succeed}, {mean:.0f} steps on average")
-    typer.echo(f"picture: {order.picture}")
-    _done(store)
+    unit = "steps" if request.steps else "episodes"
+    with progress(f"making {request.out.name}", unit) as report:
+        store, tallies = make_scripted_dataset(request, report)
+    for tally in tallies:
+        if tally.lengths:
+            mean = sum(tally.lengths) / len(tally.lengths)
+            succeed = f"{tally.successes} of {len(tally.lengths)} succeed"
+            typer.echo(f"{tally.name}: {succeed}, {mean:.0f} steps on average")
+    typer.echo(f"picture: {request.picture}")
+    _show_summary(store)
 
 
-def _train(order: "training_run.TrainedDataRequest") -> None:
+def _make_trained(request: "TrainedDataRequest") -> None:
     from m3pc.cli.progress import progress
-    from m3pc.datagen.from_training import make_dataset
+    from m3pc.datagen.from_training import make_trained_dataset
 
-    with progress(f"making {order.out.name}", "steps") as report:
-        store, training = make_dataset(order, report)
+    with progress(f"making {request.out.name}", "steps") as report:
+        store, training = make_trained_dataset(request, report)
     last = training.curve[-1]
     typer.echo(
         f"trained for {last.steps:,} steps, {len(training.episodes):,} episodes, "
         f"{last.cpu_seconds:.0f} CPU seconds; evaluation return {last.evaluation_return:.1f}"
     )
-    typer.echo(f"picture: {order.picture}")
-    _done(store)
-
-
-def open_store(text: str) -> "Store":
-    from replay.store.store import Store
-
-    return Store(store_path(text))
-
-
-def store_path(text: str) -> Path:
-    from m3pc.datasets.download import SHIPPED
-    from m3pc.types import InputError
-
-    kind, _, name = text.partition(":")
-    if kind != "shipped":
-        return Path(text)
-    names = sorted(path.name for path in SHIPPED.iterdir() if path.is_dir())
-    if name not in names:
-        raise InputError(f"{text} does not come with m3pc; there is {', '.join(names)}")
-    return SHIPPED / name
+    typer.echo(f"picture: {request.picture}")
+    _show_summary(store)
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _limits(memory: float, seconds: float) -> "SandboxLimits":
-    from m3pc.datasets.sandbox import SandboxLimits
-
-    return SandboxLimits(memory=int(memory * 2**30), seconds=seconds)
-
-
-def _done(store: "Store") -> None:
+def _show_summary(store: "Store") -> None:
     totals = store.totals
     typer.echo(
         f"{store.path}: {totals.episodes:,} episodes, {totals.steps:,} steps, "

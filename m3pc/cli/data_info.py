@@ -1,4 +1,4 @@
-"""How `m3pc data info` shows a store."""
+"""The output of `m3pc data info`."""
 
 import json
 from dataclasses import asdict
@@ -11,8 +11,8 @@ from rich.table import Table
 from replay.store.statistics import Moments, statistics
 from replay.store.store import Store
 
-BARS = 12  # lines of the histogram
-WIDTH = 40  # characters of its longest bar
+BARS = 12  # of the histogram, one per line
+BAR_WIDTH = 40  # characters of its longest bar
 
 
 def as_json(store: Store) -> str:
@@ -26,7 +26,7 @@ def show(store: Store) -> None:
     summary = _summary(store)
     if numbers:
         summary["ended by"] = (
-            f"task {numbers.terminated:,}, clock {numbers.truncated:,}, cut {numbers.cut:,}"
+            f"task {numbers.terminated:,}, step limit {numbers.truncated:,}, cut {numbers.cut:,}"
         )
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
@@ -87,7 +87,7 @@ def _moments_table(columns: dict[str, Moments]) -> Table:
 def _histogram(returns: np.ndarray[Any, np.dtype[np.float64]]) -> str:
     counts, edges = np.histogram(returns, bins=BARS)
     lines = [
-        f"{low:10.1f} .. {high:10.1f}  {'█' * round(WIDTH * count / counts.max())} {count}"
+        f"{low:10.1f} .. {high:10.1f}  {'█' * round(BAR_WIDTH * count / counts.max())} {count}"
         for low, high, count in zip(edges, edges[1:], counts, strict=False)
     ]
     return "\n".join(["returns of episodes:", *lines])

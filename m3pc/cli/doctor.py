@@ -1,6 +1,6 @@
-"""`m3pc doctor`: what is installed, which back-ends work, what to do about the rest.
+"""`m3pc doctor`: check what is installed and which back-ends work, and say what to do.
 
-Whatever could crash or hang (native libraries, GL drivers, bf16) is tried in a child process.
+Checks that could crash or hang (native libraries, GL drivers, bf16) run in a child process.
 """
 
 import json
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Annotated, Literal
@@ -21,10 +21,10 @@ import typer
 
 from m3pc.core.subprocesses import ROOT, python_path
 
-PROBE_SECONDS = 30.0  # a probe that is not back by then is reported as hanging
-ROBOSUITE_SECONDS = 90.0  # its first start on a machine compiles
-OLDEST_PYTHON = (3, 11)
-LEAST_DISK = 2.0  # GB: one D4RL data set, its store and a few checkpoints
+PROBE_SECONDS = 30.0  # a probe that takes longer is reported as hanging
+ROBOSUITE_SECONDS = 90.0  # its first start on a machine compiles code
+MIN_PYTHON = (3, 11)
+MIN_DISK = 2.0  # GB: one D4RL data set, its store and a few checkpoints
 D4RL_IDS = ("d4rl/Hopper-v2", "d4rl/Walker2d-v2", "d4rl/HalfCheetah-v2")
 
 FindingStatus = Literal["ok", "missing", "broken", "optional"]
@@ -32,40 +32,47 @@ FindingStatus = Literal["ok", "missing", "broken", "optional"]
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One line of the report. Optional: not here or not working, and few people need it."""
+    """One line of the report.
+
+    Status "optional": missing or not working, but needed for some features only.
+    """
 
     name: str
     status: FindingStatus
-    found: str
+    detail: str
     advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a child process printed, and how it ended: `died` is empty after exit code 0."""
+    """The output of a child process, and how it failed; `failure` is empty after exit code 0."""
 
     output: str
-    died: str = ""
+    failure: str = ""
 
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the checks as JSON.")] = False,
 ) -> None:
-    """Say what is installed, which back-ends work, and what to do; exit 1 if work is needed."""
-    checks = examine(all_checks(os.environ))
+    """Check what is installed and which back-ends work; exit code 1 if something must be fixed."""
+    findings = run_checks(all_checks(os.environ))
     if as_json:
-        typer.echo(json.dumps([asdict(check) for check in checks], indent=2))
+        rows = [
+            {"name": f.name, "status": f.status, "found": f.detail, "advice": f.advice}
+            for f in findings
+        ]
+        typer.echo(json.dumps(rows, indent=2))
     else:
-        _print_table(checks)
-    raise typer.Exit(exit_code(checks))
+        _print_table(findings)
+    raise typer.Exit(exit_code(findings))
 
 
-def exit_code(checks: Iterable[DoctorFinding]) -> int:
-    return int(any(check.status in {"missing", "broken"} for check in checks))
+def exit_code(findings: Iterable[DoctorFinding]) -> int:
+    return int(any(finding.status in {"missing", "broken"} for finding in findings))
 
 
 def all_checks(environ: Mapping[str, str]) -> dict[str, Callable[[], Sequence[DoctorFinding]]]:
-    """What to examine, by name, in the order of the report. Nothing runs yet."""
+    """The checks by name, in the order of the report. Nothing runs yet."""
     path = environ.get("PATH", "")
     return {
         "python": lambda: [python_version(sys.version_info[:3])],
@@ -84,42 +91,42 @@ def all_checks(environ: Mapping[str, str]) -> dict[str, Callable[[], Sequence[Do
         "ray": lambda: [package("ray", "more than one process or machine")],
         "ffmpeg": lambda: [ffmpeg(environ)],
         "disk": lambda: [disk(Path.cwd())],
-        "cache": lambda: [cache(cache_directory())],
+        "cache": lambda: [cache(download_cache())],
     }
 
 
-def examine(checks: Mapping[str, Callable[[], Sequence[DoctorFinding]]]) -> list[DoctorFinding]:
-    """Run all checks at once, so that the slowest decides how long it takes."""
+def run_checks(checks: Mapping[str, Callable[[], Sequence[DoctorFinding]]]) -> list[DoctorFinding]:
+    """Run all checks at the same time, so that the slowest determines the duration."""
     with ThreadPoolExecutor(max_workers=len(checks)) as pool:
         runs = [pool.submit(_guarded, name, check) for name, check in checks.items()]
-    return [check for run in runs for check in run.result()]
+    return [finding for run in runs for finding in run.result()]
 
 
 def _guarded(name: str, check: Callable[[], Sequence[DoctorFinding]]) -> Sequence[DoctorFinding]:
     try:
         return check()
-    except Exception as error:  # whatever it is, the other checks are worth reading
+    except Exception as error:  # one failing check must not hide the others
         advice = "please report it: a check should not fail like this"
         return [DoctorFinding(name, "broken", f"the check failed: {error!r}", advice)]
 
 
 def python_version(version: tuple[int, int, int]) -> DoctorFinding:
-    found = ".".join(map(str, version))
-    if version >= OLDEST_PYTHON:
-        return DoctorFinding("python", "ok", found)
+    text = ".".join(map(str, version))
+    if version >= MIN_PYTHON:
+        return DoctorFinding("python", "ok", text)
     return DoctorFinding(
-        "python", "broken", found, "install Python {}.{} or newer".format(*OLDEST_PYTHON)
+        "python", "broken", text, "install Python {}.{} or newer".format(*MIN_PYTHON)
     )
 
 
 def declared(root: Path) -> list[str]:
-    """Requirements of the project: of the installed one, else of the source tree beside it."""
+    """Requirements of the installed package, or else of the source tree that contains this file."""
     try:
         return metadata.requires("m3pc") or []
     except metadata.PackageNotFoundError:
         import tomllib
 
-        file = root / "pyproject.toml"  # code that came by working directory has no metadata
+        file = root / "pyproject.toml"  # code in a job's working directory has no metadata
         if not file.is_file():
             return []
         dependencies: list[str] = tomllib.loads(file.read_text())["project"]["dependencies"]
@@ -127,7 +134,7 @@ def declared(root: Path) -> list[str]:
 
 
 def packages(requirements: Sequence[str]) -> Iterator[DoctorFinding]:
-    """Each required package against the versions that the project allows."""
+    """Compare each required package with the versions that the project allows."""
     from packaging.requirements import Requirement
 
     if not requirements:
@@ -139,15 +146,15 @@ def packages(requirements: Sequence[str]) -> Iterator[DoctorFinding]:
             continue
         advice = f"pip install '{requirement.name}{requirement.specifier}'"
         try:
-            found = metadata.version(requirement.name)
+            version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             yield DoctorFinding(requirement.name, "missing", "not installed", advice)
             continue
-        if requirement.specifier.contains(found, prereleases=True):
-            yield DoctorFinding(requirement.name, "ok", found)
+        if requirement.specifier.contains(version, prereleases=True):
+            yield DoctorFinding(requirement.name, "ok", version)
         else:
             yield DoctorFinding(
-                requirement.name, "broken", f"{found}, not {requirement.specifier}", advice
+                requirement.name, "broken", f"{version}, not {requirement.specifier}", advice
             )
 
 
@@ -159,40 +166,42 @@ def package(name: str, needed_for: str) -> DoctorFinding:
 
 
 def program(name: str, needed_for: str, path: str) -> DoctorFinding:
-    """A program on PATH, asked for its version."""
+    """Find a program on PATH and ask for its version."""
     executable = shutil.which(name, path=path)
     if executable is None:
         return DoctorFinding(
             name, "optional", "missing: not on PATH", f"for {needed_for}: install {name}"
         )
-    answer = run([executable, "--version"], {"PATH": path})
-    if answer.died:
-        return DoctorFinding(name, "optional", f"{executable} {answer.died}", f"reinstall {name}")
-    return DoctorFinding(name, "ok", answer.output.partition("\n")[0] or executable)
+    result = run([executable, "--version"], {"PATH": path})
+    if result.failure:
+        return DoctorFinding(
+            name, "optional", f"{executable} {result.failure}", f"reinstall {name}"
+        )
+    return DoctorFinding(name, "ok", result.output.partition("\n")[0] or executable)
 
 
 def imports(name: str, environ: Mapping[str, str]) -> DoctorFinding:
-    answer = probe(f"import {name}; print({name}.__version__)", environ)
-    if answer.died:
+    result = probe(f"import {name}; print({name}.__version__)", environ)
+    if result.failure:
         advice = f"pip install --force-reinstall {name}"
-        return DoctorFinding(f"import {name}", "broken", f"the import {answer.died}", advice)
-    return DoctorFinding(f"import {name}", "ok", answer.output)
+        return DoctorFinding(f"import {name}", "broken", f"the import {result.failure}", advice)
+    return DoctorFinding(f"import {name}", "ok", result.output)
 
 
 def d4rl_environments(environ: Mapping[str, str]) -> DoctorFinding:
     code = "import gymnasium, m3pc.envs; print(*gymnasium.registry)"
-    answer, name = probe(code, environ), "D4RL environments"
-    if answer.died:
+    result, name = probe(code, environ), "D4RL environments"
+    if result.failure:
         return DoctorFinding(
-            name, "broken", f"import m3pc.envs {answer.died}", "see the packages above"
+            name, "broken", f"import m3pc.envs {result.failure}", "see the packages above"
         )
-    absent = [known for known in D4RL_IDS if known not in answer.output.split()]
-    if absent:
-        return DoctorFinding(name, "missing", f"no {', '.join(absent)}", "reinstall m3pc")
+    missing = [env_id for env_id in D4RL_IDS if env_id not in result.output.split()]
+    if missing:
+        return DoctorFinding(name, "missing", f"no {', '.join(missing)}", "reinstall m3pc")
     return DoctorFinding(name, "ok", ", ".join(D4RL_IDS))
 
 
-# Two lines: what simulates, after a step; that it renders, after a frame.
+# Prints two lines: the physics engine, after a step; "renders", after a frame.
 ROBOSUITE = """
 import m3pc.envs
 env = m3pc.envs.make("robosuite/PickPlaceCan", render_mode="rgb_array", width=64, height=64)
@@ -207,19 +216,19 @@ print("renders")
 
 
 def robosuite(environ: Mapping[str, str]) -> DoctorFinding:
-    """Whether a manipulation task can be made, stepped and seen."""
+    """Whether a manipulation task can be made, stepped and rendered."""
     if package("robosuite", "").status != "ok":
         advice = "for manipulation tasks: pip install 'm3pc[robosuite]'"
         return DoctorFinding("robosuite", "optional", "missing", advice)
-    seen = {"MUJOCO_GL": "egl", **environ}
-    answer = probe(ROBOSUITE, seen, ROBOSUITE_SECONDS)
-    lines = answer.output.splitlines()
+    rendering_environ = {"MUJOCO_GL": "egl", **environ}
+    result = probe(ROBOSUITE, rendering_environ, ROBOSUITE_SECONDS)
+    lines = result.output.splitlines()
     if not lines:
-        advice = "for manipulation tasks, what it says; or pip install 'm3pc[robosuite]' anew"
-        return DoctorFinding("robosuite", "optional", answer.died, advice)
-    if answer.died:
-        found = f"{lines[0]}; no pictures: it {answer.died}"
-        return DoctorFinding("robosuite", "optional", found, "for videos, see rendering below")
+        advice = "for manipulation tasks: fix this error, or pip install 'm3pc[robosuite]' again"
+        return DoctorFinding("robosuite", "optional", result.failure, advice)
+    if result.failure:
+        detail = f"{lines[0]}; no pictures: it {result.failure}"
+        return DoctorFinding("robosuite", "optional", detail, "for videos, see rendering below")
     return DoctorFinding("robosuite", "ok", ", ".join(lines))
 
 
@@ -238,18 +247,18 @@ assert frame.max() > frame.min(), "the frame has one colour only"
 
 
 def rendering(backend: str, environ: Mapping[str, str]) -> DoctorFinding:
-    """One small frame through one of MuJoCo's GL back-ends."""
-    answer, name = probe(FRAME, {**environ, "MUJOCO_GL": backend}), f"rendering, {backend}"
-    if answer.died:
+    """Render a small frame with one of MuJoCo's GL back-ends."""
+    result, name = probe(FRAME, {**environ, "MUJOCO_GL": backend}), f"rendering, {backend}"
+    if result.failure:
         library = {"egl": "libegl1", "osmesa": "libosmesa6"}[backend]
         return DoctorFinding(
-            name, "optional", answer.died, f"for videos, one of the two: apt install {library}"
+            name, "optional", result.failure, f"for videos, one of the two: apt install {library}"
         )
     return DoctorFinding(name, "ok", "renders", f"for videos: MUJOCO_GL={backend}")
 
 
-# Three lines: threads, CUDA version and GPU; seconds of the best product in fp32; the same in bf16.
-# What was printed survives a crash in what comes after.
+# Prints three lines: threads, CUDA version and GPU; seconds of the fastest product in fp32; the
+# same in bf16. A crash in a later step does not lose the earlier lines.
 TORCH = """
 import json, time, torch
 threads = torch.get_num_threads()
@@ -267,72 +276,71 @@ for dtype in torch.float32, torch.bfloat16:
 """
 
 
-def torch_back_ends(answer: ProbeResult) -> Iterator[DoctorFinding]:
-    """Threads, CUDA and bf16, as far as the child came."""
-    lines = answer.output.splitlines()
+def torch_back_ends(result: ProbeResult) -> Iterator[DoctorFinding]:
+    """Findings about threads, CUDA and bf16, from the lines that the child printed."""
+    lines = result.output.splitlines()
     if not lines:
-        yield DoctorFinding("torch", "broken", f"the import {answer.died}", "reinstall torch")
+        yield DoctorFinding("torch", "broken", f"the import {result.failure}", "reinstall torch")
         return
     threads, built_for, gpu = json.loads(lines[0])
     advice = "set OMP_NUM_THREADS=1 where several processes share the cores" if threads > 1 else ""
     yield DoctorFinding("torch threads", "ok", str(threads), advice)
     yield cuda(built_for, gpu)
-    yield bf16(answer.died, [float(line) for line in lines[1:]])
+    yield bf16(result.failure, [float(line) for line in lines[1:]])
 
 
 def cuda(built_for: str | None, gpu: str | None) -> DoctorFinding:
     if gpu:
         return DoctorFinding("CUDA", "ok", f"{gpu}, CUDA {built_for}")
     if built_for:
-        found = f"built for CUDA {built_for}, no GPU found"
-        return DoctorFinding("CUDA", "optional", found, "look at the driver, if there is a GPU")
+        detail = f"built for CUDA {built_for}, no GPU found"
+        return DoctorFinding("CUDA", "optional", detail, "check the driver, if there is a GPU")
     return DoctorFinding(
         "CUDA", "optional", "missing: torch without CUDA", "nothing to do without a GPU"
     )
 
 
-def bf16(died: str, seconds: Sequence[float]) -> DoctorFinding:
-    """Whether bf16 works, and whether it pays. CPU flags do not tell: it may die by SIGILL."""
+def bf16(failure: str, seconds: Sequence[float]) -> DoctorFinding:
+    """Whether bf16 works and is faster. CPU flags do not tell: it may still die by SIGILL."""
     advice = "nothing to do: fp32 is the default"
-    if died:
-        return DoctorFinding("bf16", "optional", died, advice)
+    if failure:
+        return DoctorFinding("bf16", "optional", failure, advice)
     fp32, half = seconds
-    found = f"works, {fp32 / half:.2g} times as fast as fp32"
-    return (
-        DoctorFinding("bf16", "ok", found)
-        if half < fp32
-        else DoctorFinding("bf16", "optional", found, advice)
-    )
+    detail = f"works, {fp32 / half:.2g} times as fast as fp32"
+    if half < fp32:
+        return DoctorFinding("bf16", "ok", detail)
+    return DoctorFinding("bf16", "optional", detail, advice)
 
 
 def ffmpeg(environ: Mapping[str, str]) -> DoctorFinding:
-    answer = probe("import imageio_ffmpeg as i; print(i.get_ffmpeg_version())", environ)
-    if answer.died:
-        found = "missing" if "ModuleNotFoundError" in answer.died else answer.died
-        return DoctorFinding("ffmpeg", "optional", found, "for videos: pip install imageio-ffmpeg")
-    return DoctorFinding("ffmpeg", "ok", answer.output)
+    result = probe("import imageio_ffmpeg as i; print(i.get_ffmpeg_version())", environ)
+    if result.failure:
+        detail = "missing" if "ModuleNotFoundError" in result.failure else result.failure
+        return DoctorFinding("ffmpeg", "optional", detail, "for videos: pip install imageio-ffmpeg")
+    return DoctorFinding("ffmpeg", "ok", result.output)
 
 
-def disk(place: Path) -> DoctorFinding:
-    free = shutil.disk_usage(place).free / 1e9
-    if free < LEAST_DISK:
+def disk(folder: Path) -> DoctorFinding:
+    free = shutil.disk_usage(folder).free / 1e9
+    if free < MIN_DISK:
         return DoctorFinding(
-            "disk", "broken", f"{free:.1f} GB free", f"free at least {LEAST_DISK:g} GB"
+            "disk", "broken", f"{free:.1f} GB free", f"free at least {MIN_DISK:g} GB"
         )
     return DoctorFinding("disk", "ok", f"{free:.1f} GB free")
 
 
-def cache_directory() -> Path:
-    from m3pc.datasets import download
+def download_cache() -> Path:
+    from m3pc.datasets.download import cache_folder
 
-    return download.cache()
+    return cache_folder()
 
 
 def cache(directory: Path) -> DoctorFinding:
-    """Whether downloads can be kept: tried in the directory, or where it would be made."""
-    place = next(place for place in (directory, *directory.absolute().parents) if place.exists())
+    """Whether downloads can be kept in the directory, or in the folder where it would be made."""
+    parents = (directory, *directory.absolute().parents)
+    folder = next(path for path in parents if path.exists())
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
+        with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"m3pc")
     except OSError as error:
         advice = "make it writable, or set M3PC_CACHE"
@@ -341,7 +349,7 @@ def cache(directory: Path) -> DoctorFinding:
 
 
 def probe(code: str, environ: Mapping[str, str], seconds: float = PROBE_SECONDS) -> ProbeResult:
-    """Run Python code in a child that finds our packages and leaves no core file."""
+    """Run Python code in a child process that finds our packages and writes no core file."""
     prelude = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
     environ = {**environ, "PYTHONPATH": python_path(environ)}
     return run([sys.executable, "-P", "-c", prelude + code], environ, seconds)
@@ -350,35 +358,36 @@ def probe(code: str, environ: Mapping[str, str], seconds: float = PROBE_SECONDS)
 def run(
     command: Sequence[str], environ: Mapping[str, str], seconds: float = PROBE_SECONDS
 ) -> ProbeResult:
-    """Run a command to its end, or to the end of our patience, when its whole group is killed."""
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as complaints:
+    """Run a command; after `seconds` kill it with its complete process group."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
             child = subprocess.Popen(
                 command,
                 env=dict(environ),
                 stdin=subprocess.DEVNULL,
-                stdout=output,  # a file: a pipe that some grandchild keeps open would hang us
-                stderr=complaints,
+                stdout=output,  # a file: waiting for a pipe hangs if a grandchild keeps it open
+                stderr=errors,
                 start_new_session=True,
             )
         except OSError as error:
             return ProbeResult("", f"cannot be started: {error.strerror}")
         try:
-            died = _death(child.wait(seconds), complaints)
+            failure = _failure(child.wait(seconds), errors)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-            died = f"gives no answer in {seconds:g} s"
-        return ProbeResult(_text(output), died)
+            failure = f"gives no answer in {seconds:g} s"
+        return ProbeResult(_text(output), failure)
 
 
-def _death(code: int, complaints: IO[bytes]) -> str:
+def _failure(code: int, errors: IO[bytes]) -> str:
+    """A verb phrase that says how the child failed; empty after exit code 0."""
     if code == 0:
         return ""
     if code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"dies with {names.get(-code, f'signal {-code}')}"
-    lines = _text(complaints).splitlines() or [f"exit code {code}"]
+    lines = _text(errors).splitlines() or [f"exit code {code}"]
     return f"fails: {lines[-1].strip()[:200]}"
 
 
@@ -387,14 +396,14 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace").strip()
 
 
-def _print_table(checks: Sequence[DoctorFinding]) -> None:
+def _print_table(findings: Sequence[DoctorFinding]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     colours = {"ok": "green", "missing": "red", "broken": "red", "optional": "yellow"}
     table = Table("check", "status", "found", "what to do")
-    for check in checks:
-        cells = check.name, Text(check.status, colours[check.status]), check.found, check.advice
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in cells))
+    for f in findings:
+        status = Text(f.status, colours[f.status])
+        table.add_row(Text(f.name), status, Text(f.detail), Text(f.advice))
     Console().print(table)

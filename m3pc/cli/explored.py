@@ -1,4 +1,4 @@
-"""`m3pc explored`: what online runs collected, beside what they started from."""
+"""`m3pc explored`: returns of the episodes that online runs collected."""
 
 import math
 from pathlib import Path
@@ -6,52 +6,52 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from m3pc.cli.picture import picture
+from m3pc.cli.options import RunPaths, check_picture
 
 if TYPE_CHECKING:
     from m3pc.online.exploration import Exploration
 
 
 def explored(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of online runs.")],
+    runs: RunPaths,
     png: Annotated[
-        Path | None, typer.Option(callback=picture, help="Draw it, a panel a run.")
+        Path | None,
+        typer.Option(callback=check_picture, help="File for a picture, a panel per run."),
     ] = None,
 ) -> None:
-    """Returns of collected episodes over the run, against the level before it. Reads files only."""
-    from m3pc.online.exploration import draw
-    from m3pc.online.exploration import explored as find
+    """Compare the returns of collected episodes with the offline model's, over the run."""
+    from m3pc.online.exploration import draw_exploration, read_exploration
     from m3pc.online.run_folder import open_run
     from m3pc.types import InputError
 
     opened = [open_run(run) for run in runs]
-    if len({run.facts.env for run in opened}) > 1:
+    if len({run.info.env for run in opened}) > 1:
         raise InputError("the runs are of several environments; compare runs of one")
-    found = [find(run) for run in opened]
-    if not all(len(one.ends) for one in found):
-        raise InputError("a run has no whole episode yet; wait for one, or leave the run out")
-    for one in found:
-        _show(one)
+    explorations = [read_exploration(run) for run in opened]
+    if not all(len(exploration.ends) for exploration in explorations):
+        raise InputError("a run has no complete episode yet; wait for one, or leave the run out")
+    for exploration in explorations:
+        _show(exploration)
     if png is not None:
-        draw(found, png)
+        draw_exploration(explorations, png)
         typer.echo(f"picture: {png}")
 
 
-def _show(found: "Exploration") -> None:
+def _show(exploration: "Exploration") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    level = "unknown" if found.offline is None else f"{found.offline:.1f}"
+    unit = exploration.unit
+    level = "unknown" if exploration.offline is None else f"{exploration.offline:.1f}"
     table = Table(
-        title=f"{found.name}: {found.how}, offline {found.unit} {level}",
+        title=f"{exploration.name}: {exploration.explorer}, offline {unit} {level}",
         title_justify="left",
         box=SIMPLE_HEAD,
     )
-    names = ("steps", "episodes", f"mean {found.unit}", f"best {found.unit}", "above offline")
-    for name in names:
+    for name in ("steps", "episodes", f"mean {unit}", f"best {unit}", "above offline"):
         table.add_column(name, justify="right", no_wrap=True)
-    for part in found.parts():
+    for part in exploration.parts():
         table.add_row(
             f"{part.begin:,} to {part.end:,}",
             f"{part.episodes:,}",
@@ -60,7 +60,7 @@ def _show(found: "Exploration") -> None:
             "-" if math.isnan(part.above) else f"{100 * part.above:.0f} %",
         )
     Console(highlight=False).print(table)
-    typer.echo(f"aborted episodes, left out: {found.aborted:,}")
+    typer.echo(f"aborted episodes, left out: {exploration.aborted:,}")
 
 
 def _number(value: float) -> str:

@@ -1,16 +1,16 @@
-"""`m3pc finetune`: let a pretrained model improve by what it collects."""
+"""`m3pc finetune` and `m3pc resume`: online runs, which improve a pretrained model."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from m3pc.cli.track import TrackOption
+from m3pc.cli.options import RunPath, RunSeed, Sets, Track, open_store
 
 AddressOption = Annotated[
     str | None,
     typer.Option(
-        help="Of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT. Default: a private one."
+        help="Ray cluster to use: auto, HOST:PORT or ray://HOST:PORT. Default: start a private one."
     ),
 ]
 CoordinatorOption = Annotated[
@@ -18,95 +18,122 @@ CoordinatorOption = Annotated[
     typer.Option(
         "--coordinator",
         envvar="M3PC_COORDINATOR",
-        help="redis://HOST:PORT, with a password in the variable only; default: a file in the run.",
+        help="Where processes find each other: redis://HOST:PORT (give a password only in the "
+        "environment variable). Default: a file in the run's folder.",
     ),
 ]
 MetricsOption = Annotated[
     str,
     typer.Option(
         envvar="M3PC_METRICS",
-        help="Where Prometheus finds them: HOST:PORT, off, or auto: loopback, from port 9400 on.",
+        help="Address at which Prometheus reads metrics: HOST:PORT, off, or auto for the first "
+        "free port from 9400 on, on this machine only.",
     ),
 ]
 LocalOption = Annotated[
-    bool, typer.Option("--local", help="One process, in lock-step; resumes bit for bit.")
+    bool,
+    typer.Option(
+        "--local", help="Run everything in one process, without Ray; can be resumed bit for bit."
+    ),
 ]
 
 
 def finetune(
-    source: Annotated[Path, typer.Argument(metavar="CKPT", help="A pretrained run or checkpoint.")],
-    data: Annotated[str, typer.Option(help="The store that it learned from, or shipped:NAME.")],
-    env: Annotated[str | None, typer.Option(help="Default: where the data came from.")] = None,
-    steps: Annotated[int | None, typer.Option(min=0, help="Environment steps in all.")] = None,
-    actors: Annotated[int | None, typer.Option(min=1, help="Rollout processes.")] = None,
-    envs_per_actor: Annotated[int | None, typer.Option(min=1, help="Environments in each.")] = None,
-    planner: Annotated[str | None, typer.Option(help="Explore with rcbc, m, q or q0.")] = None,
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="CKPT", help="Folder of a pretrained run or of a checkpoint."),
+    ],
+    data: Annotated[
+        str, typer.Option(help="Store that CKPT was trained on: a folder, or shipped:NAME.")
+    ],
+    env: Annotated[
+        str | None, typer.Option(help="Environment id. Default: that of the training data.")
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=0, help="Environment steps to collect. Default: online.steps of CKPT."),
+    ] = None,
+    actors: Annotated[
+        int | None, typer.Option(min=1, help="Rollout processes. Default: fleet.actors of CKPT.")
+    ] = None,
+    envs_per_actor: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Environments per rollout process. Default: fleet.envs_per_actor of CKPT.",
+        ),
+    ] = None,
+    planner: Annotated[
+        str | None,
+        typer.Option(
+            help="Planner that explores: rcbc, m, q or q0. Default: planner.mode of CKPT."
+        ),
+    ] = None,
     address: AddressOption = None,
     coordinator: CoordinatorOption = "",
     metrics: MetricsOption = "auto",
-    track: TrackOption = "",
+    track: Track = "",
     local: LocalOption = False,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Set one field. May be repeated."),
+    sets: Sets = None,
+    seed: RunSeed = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the new run. Default: runs/NAME-online-seedN."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="The same as --set seed=N.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
 ) -> None:
-    """Collect, learn and plan again with what was learned."""
-    from m3pc.cli.data import open_store
+    """Improve a pretrained model online: collect episodes, learn from them, repeat."""
     from m3pc.config.overrides import override
-    from m3pc.core.env_ids import refuse_strangers
+    from m3pc.core.env_ids import refuse_foreign_code
     from m3pc.model import checkpoint
-    from m3pc.online.run_folder import start
-    from m3pc.tracking.trackers import require
+    from m3pc.online.run_folder import create_run
+    from m3pc.tracking.trackers import require_tracker
     from m3pc.types import InputError
 
     if local and actors is not None:
         raise InputError("--local is one process without actors; drop --local or --actors")
-    _require_one_place(local, address)
-    require(track)
-    found = checkpoint.read(source)
-    given = {
+    _refuse_address(local, address)
+    require_tracker(track)
+    pretrained = checkpoint.read(source)
+    options = {
         "online.steps": steps,
         "fleet.actors": actors,
         "fleet.envs_per_actor": envs_per_actor,
         "planner.mode": planner,
         "seed": seed,
     }
-    chosen = [*(sets or ()), *(f"{path}={x}" for path, x in given.items() if x is not None)]
-    config = override(found.weights.config, chosen)
-    env_id = env or found.weights.env
+    chosen = [*(sets or ()), *(f"{path}={x}" for path, x in options.items() if x is not None)]
+    config = override(pretrained.weights.config, chosen)
+    env_id = env or pretrained.weights.env
     if env_id is None:
         raise InputError(f"{source} does not say which environment it is for; give --env")
     if env is None:
-        refuse_strangers(env_id, source)
+        refuse_foreign_code(env_id, source)
     run = out or Path("runs") / f"{source.resolve().name}-online-seed{config.seed}"
-    start(found, open_store(data), env_id, config, run)
-    _go_on(run, local=local, address=address, coordinator=coordinator, metrics=metrics, track=track)
+    create_run(pretrained, open_store(data), env_id, config, run)
+    _run(run, local=local, address=address, coordinator=coordinator, metrics=metrics, track=track)
 
 
 def resume(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an online run.")],
+    run: RunPath,
     address: AddressOption = None,
     coordinator: CoordinatorOption = "",
     metrics: MetricsOption = "auto",
-    track: TrackOption = "",
+    track: Track = "",
     local: LocalOption = False,
 ) -> None:
-    """Go on with a run that was stopped or killed, on a new cluster if need be."""
-    _require_one_place(local, address)
-    _go_on(run, local=local, address=address, coordinator=coordinator, metrics=metrics, track=track)
+    """Continue an online run that was stopped or killed, on the same or another cluster."""
+    _refuse_address(local, address)
+    _run(run, local=local, address=address, coordinator=coordinator, metrics=metrics, track=track)
 
 
-def _require_one_place(local: bool, address: str | None) -> None:
+def _refuse_address(local: bool, address: str | None) -> None:
     from m3pc.types import InputError
 
     if local and address is not None:
         raise InputError(f"--local is one process without Ray; drop it, or --address {address}")
 
 
-def _go_on(
+def _run(
     run: Path, *, local: bool, address: str | None, coordinator: str, metrics: str, track: str
 ) -> None:
     if local:
@@ -114,20 +141,20 @@ def _go_on(
         from m3pc.online.local import run_local
 
         with progress(f"finetuning {run.name}", "steps") as report:
-            done = run_local(run, report, track=track)
-        typer.echo(f"run: {run}  steps: {done.steps:,}  weights: {done.weights.digest[:16]}")
+            result = run_local(run, report, track=track)
+        typer.echo(f"run: {run}  steps: {result.steps:,}  weights: {result.weights.digest[:16]}")
         return
     from m3pc.cli.live import live
-    from m3pc.ray_nodes.connection import prepare
+    from m3pc.ray_nodes.connection import prepare_environment
 
-    prepare(address)
-    from m3pc.distributed.driver import run_cluster
-    from m3pc.distributed.metrics_endpoint import scraped
+    prepare_environment(address)
+    from m3pc.distributed.launch import run_cluster
+    from m3pc.distributed.metrics_endpoint import parse_metrics_endpoint
 
-    where = scraped(metrics)
+    endpoint = parse_metrics_endpoint(metrics)
     with live(f"finetuning {run.name}") as show:
-        ended = run_cluster(
-            run, show, address=address, coordinator=coordinator, metrics=where, track=track
+        outcome = run_cluster(
+            run, show, address=address, coordinator=coordinator, metrics=endpoint, track=track
         )
-    typer.echo(f"run: {run}  steps: {ended.steps:,}  {ended.reason}")
-    raise typer.Exit(ended.code)
+    typer.echo(f"run: {run}  steps: {outcome.steps:,}  {outcome.reason}")
+    raise typer.Exit(outcome.code)

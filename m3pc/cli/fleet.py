@@ -1,22 +1,24 @@
-"""`m3pc status`, `scale`, `stop`: look at a run and change its fleet, from any shell."""
+"""`m3pc status`, `scale` and `stop`: watch and control an online run, from any shell."""
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an online run.")]
-POLL = 0.5  # seconds
-_SILENT = "{} runs in one process (--local), or its fleet is just starting"
+from m3pc.cli.options import RunPath
+
+POLL_SECONDS = 0.5
+_NO_DRIVER = "{} runs in one process (--local), or its fleet is just starting"
 
 
 def status(
-    run: Run,
-    json_: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    run: RunPath,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """What a run does now, or did last."""
+    """Print what an online run does now, or did last."""
     import json
 
     from rich.console import Console
@@ -26,100 +28,108 @@ def status(
     from m3pc.online.run_folder import open_run
 
     open_run(run)
-    found = read_status(run)
+    current = read_status(run)
     if json_:
-        typer.echo(json.dumps(_finite(found)))
-    elif found["driven"] and not has_driver(found):
-        typer.echo(f"{_SILENT.format(run)}; its numbers are in {run / 'metrics.jsonl'}")
-    elif "state" not in found:
+        typer.echo(json.dumps(_without_nan(current)))
+    elif current["driven"] and not has_driver(current):
+        typer.echo(f"{_NO_DRIVER.format(run)}; its numbers are in {run / 'metrics.jsonl'}")
+    elif "state" not in current:
         typer.echo(f"{run} has not run on a fleet yet; m3pc resume {run} starts it")
     else:
-        Console(highlight=False).print(page(found))
+        Console(highlight=False).print(page(current))
 
 
 def scale(
-    run: Run,
+    run: RunPath,
     actors: Annotated[
-        int | None, typer.Argument(min=0, help="Rollout processes from now on.")
+        int | None, typer.Argument(min=0, help="Number of rollout processes, from now on.")
     ] = None,
     between: Annotated[
         str | None,
-        typer.Option(metavar="LEAST:MOST", help="Let the load decide, between these bounds."),
+        typer.Option(
+            metavar="LEAST:MOST",
+            help="Scale with the load, between these numbers of rollout processes, such as 2:8.",
+        ),
     ] = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 120.0,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds to wait until that many run.")
+    ] = 120.0,
 ) -> None:
-    """Change how many rollout processes a running job has. Nothing acknowledged is lost."""
+    """Change the number of rollout processes of a running job. No acknowledged episode is lost."""
     from m3pc.online.run_control import request
     from m3pc.types import InputError
 
     if (actors is None) == (between is None):
         raise InputError("give a number of rollout processes, or --between LEAST:MOST")
     bounds = _bounds(between) if between is not None else None
-    _require_driven(run)
+    _require_driver(run)
     if bounds is not None:
-        request(run, between=bounds)
-        typer.echo(f"actors: as the load asks, between {bounds[0]} and {bounds[1]}")
+        request(run, bounds=bounds)
+        typer.echo(f"actors: scaled with the load, between {bounds[0]} and {bounds[1]}")
         return
     request(run, actors=actors)
-    found = _wait(run, wait, lambda now: now.get("running") == now.get("wanted") == actors)
-    typer.echo(f"actors running: {found.get('running', 0)}, wanted: {actors}")
-    if found.get("running") != actors:
+    last = _wait(run, wait, lambda now: now.get("running") == now.get("wanted") == actors)
+    typer.echo(f"actors running: {last.get('running', 0)}, wanted: {actors}")
+    if last.get("running") != actors:
         raise typer.Exit(1)
 
 
 def stop(
-    run: Run,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for it.")] = 60.0,
+    run: RunPath,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for its end.")] = 60.0,
 ) -> None:
-    """End a running job in order: episodes are stored, a checkpoint is written."""
+    """Stop a running job in order: its episodes are stored and a checkpoint is written."""
     from m3pc.online.run_control import request
 
-    _require_driven(run)
+    _require_driver(run)
     request(run, stop=True)
-    found = _wait(run, wait, lambda now: not now["driven"])
-    if found["driven"]:
-        typer.echo(f"{run} was told to stop and has not ended within {wait:g} s")
+    last = _wait(run, wait, lambda now: not now["driven"])
+    if last["driven"]:
+        typer.echo(f"{run} was asked to stop and has not ended within {wait:g} s")
         raise typer.Exit(1)
-    typer.echo(f"stopped after {found.get('steps', 0):,} steps; m3pc resume {run} goes on")
+    typer.echo(f"stopped after {last.get('steps', 0):,} steps; m3pc resume {run} continues it")
 
 
 def _bounds(text: str) -> tuple[int, int]:
     from m3pc.types import InputError
 
-    least, _, most = text.partition(":")
-    if not (least.isdecimal() and most.isdecimal()):
+    low, _, high = text.partition(":")
+    if not (low.isdecimal() and high.isdecimal()):
         raise InputError(f"--between is {text!r}; give two numbers such as 2:8")
-    return int(least), int(most)
+    return int(low), int(high)
 
 
-def _require_driven(run: Path) -> None:
+def _require_driver(run: Path) -> None:
     from m3pc.online.run_control import has_driver, read_status
     from m3pc.online.run_folder import open_run
     from m3pc.types import InputError
 
     open_run(run)
-    found = read_status(run)
-    if not found["driven"]:
+    current = read_status(run)
+    if not current["driven"]:
         raise InputError(f"{run} does not run; start it with m3pc resume {run}")
-    if not has_driver(found):
-        raise InputError(f"{_SILENT.format(run)}; end the first with Ctrl-C, or wait for the other")
+    if not has_driver(current):
+        raise InputError(
+            f"{_NO_DRIVER.format(run)}; end a run in one process with Ctrl-C, or wait for the fleet"
+        )
 
 
-def _wait(run: Path, seconds: float, done: Any) -> dict[str, Any]:
+def _wait(run: Path, seconds: float, is_done: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first status that is done, or the last one when the time is over."""
     from m3pc.online.run_control import read_status
 
     end = time.monotonic() + seconds
     while True:
-        found = read_status(run)
-        if done(found) or time.monotonic() >= end:
-            return found
-        time.sleep(POLL)
+        current = read_status(run)
+        if is_done(current) or time.monotonic() >= end:
+            return current
+        time.sleep(POLL_SECONDS)
 
 
-def _finite(found: Any) -> Any:
-    """JSON has no word for NaN."""
-    if isinstance(found, dict):
-        return {name: _finite(value) for name, value in found.items()}
-    if isinstance(found, list):
-        return [_finite(value) for value in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
+def _without_nan(value: Any) -> Any:
+    """The same with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _without_nan(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

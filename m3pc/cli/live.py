@@ -1,9 +1,9 @@
-"""What a run does, on one page that is drawn again and again."""
+"""The state of an online run, as a page that is redrawn on a terminal, or as lines."""
 
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,14 @@ import typer
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-EVERY = 10.0  # seconds between two lines where there is no terminal
-ShowStatus = Callable[[Mapping[str, Any]], None]
+    from m3pc.distributed.driver import ShowStatus
+
+LINE_SECONDS = 10.0  # between two lines, without a terminal
 
 
 @contextmanager
-def live(title: str) -> Iterator[ShowStatus]:
-    """Yield a function that shows a status: a page on a terminal, else a line now and then."""
+def live(title: str) -> "Iterator[ShowStatus]":
+    """Yield a function that shows a status: a page on a terminal, else a line every ten seconds."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -27,7 +28,7 @@ def live(title: str) -> Iterator[ShowStatus]:
 
 
 @contextmanager
-def _page(console: Any) -> Iterator[ShowStatus]:
+def _page(console: Any) -> "Iterator[ShowStatus]":
     from rich.live import Live
 
     with Live(console=console, refresh_per_second=4, transient=False) as view:
@@ -35,12 +36,12 @@ def _page(console: Any) -> Iterator[ShowStatus]:
 
 
 @contextmanager
-def _lines(title: str) -> Iterator[ShowStatus]:
+def _lines(title: str) -> "Iterator[ShowStatus]":
     last = -math.inf
 
     def show(status: Mapping[str, Any]) -> None:
         nonlocal last
-        if time.monotonic() - last >= EVERY:
+        if time.monotonic() - last >= LINE_SECONDS:
             last = time.monotonic()
             typer.echo(f"{title}: {line(status)}", err=True)
             sys.stderr.flush()
@@ -49,10 +50,12 @@ def _lines(title: str) -> Iterator[ShowStatus]:
 
 
 def line(status: Mapping[str, Any]) -> str:
+    """The numbers of a status in one line."""
     return "  ".join(f"{name} {text}" for name, text in _rows(status).items())
 
 
 def page(status: Mapping[str, Any]) -> "RenderableType":
+    """The numbers of a status, and a table of its processes."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
@@ -65,13 +68,13 @@ def page(status: Mapping[str, Any]) -> "RenderableType":
     processes = Table(*columns, box=SIMPLE_HEAD)
     for process in status.get("processes", ()):
         cells = (_cell(process.get(column)) for column in columns)
-        processes.add_row(*map(Text, cells))  # as it is: what a process says is no markup
+        processes.add_row(*map(Text, cells))  # Text: brackets in a reason are not markup
     return Group(numbers, processes)
 
 
 def _rows(status: Mapping[str, Any]) -> dict[str, str]:
     planner = status.get("planner", {})
-    fallen = [
+    down = [
         f"{process['name']} {process['state']}"
         for process in status.get("processes", ())
         if process["state"] not in ("up", "running")
@@ -84,7 +87,7 @@ def _rows(status: Mapping[str, Any]) -> dict[str, str]:
         "episodes": f"{status['episodes']:,}",
         "return": f"{_number(status['return'])} (best {_number(status['best'])})",
         "updates": f"{status['updates']:,} of {status['owed']:,} owed",
-        "policy age": f"{_number(status['age'])} updates (most {_number(status['oldest'])}, "
+        "policy age": f"{_number(status['age'])} updates (max {_number(status['oldest'])}, "
         f"{_number(100 * status['old_share'])} % old)",
         "replay mix": f"{_number(100 * status['collected_share'])} % collected",
         "planner": f"p50 {_ms(planner.get('p50'))}, p99 {_ms(planner.get('p99'))}, "
@@ -95,13 +98,13 @@ def _rows(status: Mapping[str, Any]) -> dict[str, str]:
     if status.get("evaluation"):
         latest = status["evaluation"][-1]
         rows["evaluation"] = f"{_number(latest['return'])} at step {latest['step']:,}"
-    if fallen:
-        rows["away"] = ", ".join(fallen)
+    if down:
+        rows["not running"] = ", ".join(down)
     return rows
 
 
 def _cell(value: object) -> str:
-    """Names of nodes are long, and tell by their beginning."""
+    """At most 40 characters: names of nodes are long, and differ at their beginning."""
     if isinstance(value, float):
         return f"{value:,.0f}"
     return "" if value is None else str(value)[:40]

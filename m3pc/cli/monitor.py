@@ -1,4 +1,4 @@
-"""`m3pc monitor`: a Prometheus, and a Grafana where there is one, that watch runs."""
+"""`m3pc monitor`: Prometheus, and Grafana where it is installed, for online runs."""
 
 import os
 from pathlib import Path
@@ -6,25 +6,28 @@ from typing import Annotated
 
 import typer
 
-Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of online runs.")]
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The first of those given to `up`.")]
+from m3pc.cli.options import RunPaths
 
-app = typer.Typer(help="Watch runs in Prometheus and Grafana.", no_args_is_help=True)
+FirstRun = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The first of the runs that were given to `up`.")
+]
+
+app = typer.Typer(help="Watch online runs in Prometheus and Grafana.", no_args_is_help=True)
 
 
 @app.command()
 def up(
-    runs: Runs,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of Prometheus.")] = 9090,
-    grafana_port: Annotated[int, typer.Option(min=1, max=65535, help="Of Grafana.")] = 3000,
+    runs: RunPaths,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prometheus.")] = 9090,
+    grafana_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Grafana.")] = 3000,
 ) -> None:
-    """Start them for runs on this machine, whether those run already or later."""
-    from m3pc.monitoring.services import up as start
+    """Start Prometheus and Grafana for runs on this machine, which may start later."""
+    from m3pc.monitoring.services import start_services
     from m3pc.online.run_control import read_status
 
     for run in runs:
-        read_status(run)  # refuses what is no folder of a run
-    services = start(
+        read_status(run)  # refuses folders that are not of a run
+    services = start_services(
         _folder(runs[0]),
         [_targets(run) for run in runs],
         port=port,
@@ -34,39 +37,44 @@ def up(
         typer.echo(f"{service.name}: {service.url or 'runs'}")
     if not any(service.name == "grafana" for service in services):
         typer.echo(f"grafana: not installed; m3pc monitor page {runs[0]} draws the same dashboards")
-    typer.echo(f"m3pc monitor down {runs[0]} ends them")
+    typer.echo(f"m3pc monitor down {runs[0]} stops them")
 
 
 @app.command()
-def down(run: Run) -> None:
-    """End what `up` started. What was measured stays in RUN/monitor."""
-    from m3pc.monitoring.services import down as end
+def down(run: FirstRun) -> None:
+    """Stop what `up` started. The measurements stay in RUN/monitor."""
+    from m3pc.monitoring.services import stop_services
 
-    found = end(_folder(run))
-    typer.echo(f"ended: {', '.join(service.name for service in found) or 'nothing was running'}")
+    services = stop_services(_folder(run))
+    names = ", ".join(service.name for service in services)
+    typer.echo(f"ended: {names or 'nothing was running'}")
 
 
 @app.command()
 def page(
-    run: Run,
-    out: Annotated[Path | None, typer.Option(help="Default: RUN/monitor/boards.html.")] = None,
+    run: FirstRun,
+    out: Annotated[
+        Path | None, typer.Option(help="File of the page. Default: RUN/monitor/boards.html.")
+    ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="The last ones. Default: all of the run.")
+        float | None,
+        typer.Option(min=0.1, help="Show the last minutes only. Default: the complete run."),
     ] = None,
 ) -> None:
-    """Draw all dashboards as one page, without Grafana."""
+    """Draw all dashboards as one HTML page, without Grafana."""
     from m3pc.monitoring.page import write_page
-    from m3pc.monitoring.services import shipped, standing
+    from m3pc.monitoring.services import running_services, shipped_folder
     from m3pc.types import InputError
 
-    found = [service for service in standing(_folder(run)) if service.name == "prometheus"]
-    if not found:
+    services = running_services(_folder(run))
+    prometheus = next((s for s in services if s.name == "prometheus"), None)
+    if prometheus is None:
         raise InputError(f"no Prometheus watches {run}; start it with m3pc monitor up {run}")
     path = out or _folder(run) / "boards.html"
     panels = write_page(
         path,
-        prometheus=found[0].url.removesuffix("/alerts"),
-        boards=shipped(),
+        prometheus=prometheus.url.removesuffix("/alerts"),
+        dashboards=shipped_folder(),
         run=run.resolve().name,
         seconds=None if minutes is None else 60 * minutes,
     )
@@ -75,7 +83,7 @@ def page(
 
 @app.command()
 def metrics() -> None:
-    """All metrics, as docs/METRICS.md has them."""
+    """Print the table of all metrics, as in docs/METRICS.md."""
     from m3pc.monitoring.metrics_reference import metrics_table
 
     typer.echo(metrics_table(), nl=False)
@@ -88,5 +96,5 @@ def _folder(run: Path) -> Path:
 def _targets(run: Path) -> Path:
     from m3pc.distributed.prometheus_targets import FOLDER
 
-    given = os.environ.get("M3PC_TARGETS")
-    return Path(given) if given else run / FOLDER
+    folder = os.environ.get("M3PC_TARGETS")
+    return Path(folder) if folder else run / FOLDER

@@ -1,22 +1,23 @@
-"""Long work shows where it is: count, rate, time left, and the numbers that matter."""
+"""Progress of long work: count, rate, time left and current numbers, as a bar or as lines."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from m3pc.core.progress import OnProgress
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-OnProgress = Callable[[Mapping[str, Any]], None]
-EVERY = 10.0  # seconds between two lines where there is no terminal
+LINE_SECONDS = 10.0  # between two lines, without a terminal
 
 
 @contextmanager
 def progress(title: str, unit: str) -> Iterator[OnProgress]:
-    """Yield a function that takes {unit: done, "of": total, anything: else}, and shows it."""
+    """Yield a function that shows {unit: done, "of": total, any other name: its value}."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -26,16 +27,15 @@ def progress(title: str, unit: str) -> Iterator[OnProgress]:
 
 @contextmanager
 def _lines(title: str) -> Iterator[OnProgress]:
-    start = last = time.monotonic()
-    began: tuple[float, float] | None = None  # count and time of the first report: a resumed run
+    last = time.monotonic()
+    first: tuple[float, float] | None = None  # count and time of the first report
 
     def report(numbers: Mapping[str, Any]) -> None:
-        nonlocal last, began
-        now = time.monotonic()
-        began = began or (next(iter(numbers.values())), now)
-        if now - last >= EVERY:
+        nonlocal last, first
+        now, done = time.monotonic(), next(iter(numbers.values()))
+        first = first or (done, now)  # a resumed run does not begin at 0
+        if now - last >= LINE_SECONDS:
             last = now
-            done, first = next(iter(numbers.values())), began or (0, start)
             rate = (done - first[0]) / max(now - first[1], 1e-9)
             left = (numbers["of"] - done) / rate if numbers.get("of") and rate > 0 else None
             eta = "" if left is None else f"  {left:,.0f} s left"
@@ -68,7 +68,7 @@ def _bar(title: str, unit: str, console: "Console") -> Iterator[OnProgress]:
 
         def report(numbers: Mapping[str, Any]) -> None:
             rest = dict(numbers)
-            # A download speaks of bytes even where the work itself is counted in steps.
+            # A download reports bytes, even where the work itself is counted in steps.
             counted = unit if unit in rest else next(iter(rest))
             done, total = rest.pop(counted), rest.pop("of", None)
             speed = bar.tasks[0].speed

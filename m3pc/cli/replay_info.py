@@ -1,4 +1,4 @@
-"""How `m3pc replay` shows a store."""
+"""The output of `m3pc replay info`, and the lines of `m3pc replay verify`."""
 
 import json
 import time
@@ -7,44 +7,40 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from m3pc.cli.config import WIDE
+from m3pc.cli.config import wide_console
 from replay.format.segment import FOLDER as SEGMENTS
 from replay.store.inspect import StoreInspection, StoreState
 from replay.store.recovery import QUARANTINE
-from replay.store.verify import Finding, files
+from replay.store.verify import Finding, file_names
 
-MOST = 8  # producers, segments or files that a line names
+MAX_LISTED = 8  # producers, segments or files in one line
 MEANING = {
     StoreState.WRITTEN: "a writer has it open",
-    StoreState.CLOSED: "nobody has it open",
-    StoreState.CRASHED: "its writer did not end in order; opening it to write repairs it",
-    StoreState.FINISHED: "nothing more will come",
+    StoreState.CLOSED: "no writer has it open",
+    StoreState.CRASHED: "its writer did not close it; opening it for writing repairs it",
+    StoreState.FINISHED: "complete; nothing will be added",
 }
 AGES = (("days", 86_400), ("hours", 3_600), ("minutes", 60))
 
 
-def as_json(found: StoreInspection) -> str:
-    return json.dumps(_facts(found), indent=1)
+def as_json(store: StoreInspection) -> str:
+    return json.dumps(_facts(store), indent=1)
 
 
-def show(found: StoreInspection) -> None:
+def show(store: StoreInspection) -> None:
     table = Table(show_header=False, box=None)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in _words(_facts(found), time.time()).items():
+    for name, value in _labelled(_facts(store), time.time()).items():
         table.add_row(name, Text(value or "none"))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    console.print(table)
+    wide_console().print(table)
 
 
 def line(path: Path, finding: Finding) -> str:
-    """The file by its name in the store, and what is wrong with it."""
+    """The name of a damaged file in the store, and what is wrong with it."""
     return f"{finding.file.relative_to(path)}: {_what(finding)}"
 
 
@@ -52,46 +48,49 @@ def _what(finding: Finding) -> str:
     return finding.what.removeprefix(f"{finding.file} ")
 
 
-def _facts(found: StoreInspection) -> dict[str, Any]:
-    header, listing = found.listing.header, found.listing
-    aside, stats = found.path / QUARANTINE, _stats(found)
-    sealed = [changed for name, (_, changed) in stats.items() if name.startswith(SEGMENTS)]
+def _facts(store: StoreInspection) -> dict[str, Any]:
+    """Everything that `info` shows, by its name in the JSON output."""
+    index, header = store.index, store.index.header
+    quarantine, stats = store.path / QUARANTINE, _stats(store)
+    segment_times = [changed for name, (_, changed) in stats.items() if name.startswith(SEGMENTS)]
     return {
-        "store": str(found.path),
-        "state": found.state,
+        "store": str(store.path),
+        "state": store.state,
         "environment": header.env,
         "states": header.states,
         "actions": header.actions,
         "step_limit": header.max_episode_steps,
         "source": header.source,
-        "episodes": found.episodes,
-        "steps": found.steps,
-        "policy_versions": found.versions,
+        "episodes": store.episodes,
+        "steps": store.steps,
+        "policy_versions": store.versions,
         "bytes": sum(size for size, _ in stats.values()),
-        "segments": [listed.number for listed in listing.segments],
-        "oldest_segment": _moment(min(sealed, default=None)),
-        "newest_segment": _moment(max(sealed, default=None)),
-        "log": found.log,
-        "log_bytes": found.log_bytes,
-        "log_changed": _moment(stats[found.log][1]) if found.log in stats else None,
-        "torn_bytes": dict(found.torn),
+        "segments": [segment.number for segment in index.segments],
+        "oldest_segment": _moment(min(segment_times, default=None)),
+        "newest_segment": _moment(max(segment_times, default=None)),
+        "log": store.log,
+        "log_bytes": store.log_bytes,
+        "log_changed": _moment(stats[store.log][1]) if store.log in stats else None,
+        "torn_bytes": dict(store.torn),
         "producers": [
-            {"slot": slot, "incarnation": where.incarnation, "next": where.expected}
-            for slot, where in sorted(found.producers.items())
+            {"slot": slot, "incarnation": producer.incarnation, "next": producer.expected}
+            for slot, producer in sorted(store.producers.items())
         ],
-        "refused_episodes": found.refused,
-        "dropped_segments": list(listing.dropped),
-        "withdrawn": [event.model_dump(exclude={"event"}) for event in listing.withdrawn],
-        "withdrawn_episodes": found.withdrawn,
-        "quarantined": [event.model_dump(exclude={"event"}) for event in listing.quarantined],
-        "quarantine_files": sorted(p.name for p in aside.iterdir()) if aside.is_dir() else [],
-        "damaged": {str(f.file.relative_to(found.path)): _what(f) for f in found.damaged},
-        "episodes_in_damaged_segments": found.lost,
+        "refused_episodes": store.refused,
+        "dropped_segments": list(index.dropped),
+        "withdrawn": [event.model_dump(exclude={"event"}) for event in index.withdrawn],
+        "withdrawn_episodes": store.withdrawn,
+        "quarantined": [event.model_dump(exclude={"event"}) for event in index.quarantined],
+        "quarantine_files": sorted(p.name for p in quarantine.iterdir())
+        if quarantine.is_dir()
+        else [],
+        "damaged": {str(f.file.relative_to(store.path)): _what(f) for f in store.damaged},
+        "episodes_in_damaged_segments": store.lost,
     }
 
 
-def _words(facts: dict[str, Any], now: float) -> dict[str, str]:
-    """The same for people; an empty text where there is nothing."""
+def _labelled(facts: dict[str, Any], now: float) -> dict[str, str]:
+    """The same as labelled lines for people; an empty text where there is nothing."""
     state, versions = facts["state"], facts["policy_versions"]
     lines = {
         "store": facts["store"],
@@ -104,7 +103,7 @@ def _words(facts: dict[str, Any], now: float) -> dict[str, str]:
         "steps": f"{facts['steps']:,}",
         "policy versions": f"{versions[0]} to {versions[1]}" if versions else "",
         "bytes": f"{facts['bytes']:,}",
-        "segments": _some(facts["segments"]),
+        "segments": _shortened(facts["segments"]),
         "oldest segment": _age(facts["oldest_segment"], now),
         "newest segment": _age(facts["newest_segment"], now),
         "damaged": _by_name(facts["damaged"]),
@@ -120,21 +119,23 @@ def _words(facts: dict[str, Any], now: float) -> dict[str, str]:
         "log": f"{facts['log']}, {facts['log_bytes']:,} bytes",
         "log changed": _age(facts["log_changed"], now),
         "torn bytes": _by_name(facts["torn_bytes"]),
-        "producers, slot:incarnation": _some(producers),
+        "producers, slot:incarnation": _shortened(producers),
         "refused episodes": f"{facts['refused_episodes']:,}",
-        "withdrawn": f"{_some(slots)}: {facts['withdrawn_episodes']:,} episodes" if slots else "",
-        "dropped segments": _some(facts["dropped_segments"]),
+        "withdrawn": f"{_shortened(slots)}: {facts['withdrawn_episodes']:,} episodes"
+        if slots
+        else "",
+        "dropped segments": _shortened(facts["dropped_segments"]),
         "quarantined segments": _by_name({q["number"]: q["reason"] for q in facts["quarantined"]}),
-        "in quarantine/": _some(facts["quarantine_files"]),
+        "in quarantine/": _shortened(facts["quarantine_files"]),
     }
 
 
-def _stats(found: StoreInspection) -> dict[str, tuple[int, float]]:
-    """Bytes of each file and when it changed; without those that a writer has just removed."""
+def _stats(store: StoreInspection) -> dict[str, tuple[int, float]]:
+    """Bytes and time of change of each file, except files that a writer removed meanwhile."""
     stats = {}
-    for name in files(found.listing):
+    for name in file_names(store.index):
         try:
-            stat = (found.path / name).stat()
+            stat = (store.path / name).stat()
         except FileNotFoundError:
             continue
         stats[name] = stat.st_size, stat.st_mtime
@@ -154,13 +155,13 @@ def _age(moment: str | None, now: float) -> str:
     return f"{then:%Y-%m-%d %H:%M:%S} UTC, {seconds / size:.0f} {unit} ago"
 
 
-def _some(values: Sequence[object]) -> str:
-    """How many, and the first and last of them."""
+def _shortened(values: Sequence[object]) -> str:
+    """Their number, and the first and last of them."""
     shown = list(map(str, values))
-    if len(shown) > MOST:
-        shown = [*shown[: MOST - 1], "...", shown[-1]]
+    if len(shown) > MAX_LISTED:
+        shown = [*shown[: MAX_LISTED - 1], "...", shown[-1]]
     return f"{len(values):,} ({', '.join(shown)})" if values else ""
 
 
-def _by_name(found: Mapping[Any, object]) -> str:
-    return "\n".join(f"{name}: {value}" for name, value in found.items())
+def _by_name(texts: Mapping[Any, object]) -> str:
+    return "\n".join(f"{name}: {value}" for name, value in texts.items())

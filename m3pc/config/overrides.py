@@ -1,9 +1,10 @@
-"""Fields of a Config by dotted path: what there is, what is allowed, how to change one.
+"""Fields of a Config by dotted path: list them, read them, change them.
 
-Whatever a user gets wrong is an `InputError` that names the field.
+A mistake of the user becomes an `InputError` that names the field.
 """
 
 import difflib
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,18 +14,20 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from m3pc.config import strict_yaml
-from m3pc.config.schema import Config
+from m3pc.config.schema import REMOVED, Config
 from m3pc.config.strict_yaml import plain, shown
 from m3pc.types import InputError
 
+log = logging.getLogger(__name__)
+
 
 def override(config: Config, sets: Sequence[str]) -> Config:
-    """Apply settings such as `planner.candidates=256` together; the value is read as YAML."""
-    return _changed(config, [_setting(text) for text in sets])
+    """A copy with settings such as `planner.candidates=256`, checked together; values are YAML."""
+    return _changed(config, [_parse_setting(text) for text in sets])
 
 
 def replace(config: Config, changes: Mapping[str, object]) -> Config:
-    """A copy with some fields changed, each given by its dotted path, checked as a whole."""
+    """A copy with some fields changed, by dotted path, checked together."""
     return _changed(config, changes.items())
 
 
@@ -36,7 +39,7 @@ def flatten(config: Config) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldInfo:
-    """What a user may know about one field."""
+    """What `m3pc config fields` says about one field."""
 
     path: str
     allowed: str  # type and range, or the list of values
@@ -45,7 +48,7 @@ class FieldInfo:
 
 @cache
 def settings() -> Mapping[str, FieldInfo]:
-    """Every field by dotted path, in the order of the models."""
+    """Every field by dotted path, in the order of the schema."""
     schema = Config.model_json_schema()
     return {setting.path: setting for setting in _settings_of(schema, schema["$defs"], "")}
 
@@ -61,7 +64,7 @@ def _settings_of(
             yield FieldInfo(path=prefix + name, allowed=_allowed(node), meaning=node["description"])
 
 
-_BOUNDS = {  # JSON schema's words and ours
+_BOUNDS = {  # JSON schema's keywords, in words
     "minimum": "of at least",
     "exclusiveMinimum": "above",
     "maximum": "at most",
@@ -70,21 +73,21 @@ _BOUNDS = {  # JSON schema's words and ours
 
 
 def _allowed(node: Mapping[str, Any]) -> str:
-    """A field's JSON schema in words: `a number from 0 to 1`."""
+    """The values that a field's JSON schema allows, in words: `a number from 0 to 1`."""
     if "enum" in node:
         return f"one of {', '.join(node['enum'])}"
     if node["type"] == "array":
         return f"a list of 1 to {node['maxItems']}, each {_allowed(node['items'])}"
     if node["type"] == "boolean":
         return "true or false"
-    kind = "an integer" if node["type"] == "integer" else "a number"
+    number = "an integer" if node["type"] == "integer" else "a number"
     if "minimum" in node and "maximum" in node:
-        return f"{kind} from {node['minimum']:.10g} to {node['maximum']:.10g}"
-    bounds = (f"{word} {node[key]:.10g}" for key, word in _BOUNDS.items() if key in node)
-    return f"{kind} {' and '.join(bounds)}"
+        return f"{number} from {node['minimum']:.10g} to {node['maximum']:.10g}"
+    bounds = (f"{words} {node[key]:.10g}" for key, words in _BOUNDS.items() if key in node)
+    return f"{number} {' and '.join(bounds)}"
 
 
-def _setting(text: str) -> tuple[str, object]:
+def _parse_setting(text: str) -> tuple[str, object]:
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path:
@@ -104,16 +107,17 @@ def _changed(config: Config, changes: Iterable[tuple[str, object]]) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise InputError(_sentence(error.errors()[0], tree)) from error
+        raise InputError(_message(error.errors()[0], tree)) from error
 
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
-    """The fields that a value sets: the one at the path, or those of a mapping for a section."""
-    inside = [
-        known.removeprefix(f"{path}.") for known in settings() if known.startswith(f"{path}.")
-    ]
+    """The fields that a value sets: the one at the path, or those in a section's mapping."""
+    prefix = f"{path}."
+    inside = [known.removeprefix(prefix) for known in settings() if known.startswith(prefix)]
     if path in settings():
         yield path, value
+    elif path in REMOVED:
+        _warn_of_removed(path)
     elif not inside:
         raise InputError(_unknown(path))
     elif isinstance(value, Mapping):
@@ -122,6 +126,11 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
     else:
         names = ", ".join(dict.fromkeys(name.partition(".")[0] for name in inside))
         raise InputError(f"{path} is {shown(value)}; give a mapping of {names}")
+
+
+@cache  # one warning per process, however often it reads the settings of a run
+def _warn_of_removed(path: str) -> None:
+    log.warning('event=removed-setting setting=%s detail="it has no effect; remove it"', path)
 
 
 def _unknown(path: str) -> str:
@@ -134,16 +143,16 @@ def _unknown(path: str) -> str:
     return f"{plain(path)} is not a field; {hint}; `m3pc config fields` lists all"
 
 
-def _sentence(error: ErrorDetails, tree: Mapping[str, Any]) -> str:
-    """One of pydantic's findings in our words: the field, what was found, what is allowed."""
+def _message(error: ErrorDetails, tree: Mapping[str, Any]) -> str:
+    """One of pydantic's errors as a message: the field, its value, the values allowed."""
     if not error["loc"]:
-        return str(error["ctx"]["error"])  # a conflict between fields speaks for itself
+        return str(error["ctx"]["error"])  # from m3pc.config.validation, complete as it is
     path = ".".join(part for part in error["loc"] if isinstance(part, str))
     return f"{path} is {shown(_at(tree, path))}; give {settings()[path].allowed}"
 
 
 def _at(tree: Any, path: str) -> Any:
-    """What is at a dotted path of nested mappings; all of it at the empty path."""
+    """The value at a dotted path of nested mappings; all of it at the empty path."""
     for name in filter(None, path.split(".")):
         tree = tree[name]
     return tree

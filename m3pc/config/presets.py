@@ -1,10 +1,10 @@
-"""The three presets, what environments change in them, and how a run's settings are made.
+"""The three presets, what environments change in them, and how a run's settings are resolved.
 
-`paper` is the default of every field; the table holds what the others change.
+`paper` is the default of every field; the table has what the others change.
 
-parity  what the authors' released code did, with every quirk that changes a number
+parity  the behaviour of the authors' released code, with every quirk that changes a number
 paper   the paper's text, and the code's value where the text is silent
-small   what two CPU cores can train in minutes
+small   small enough to train on two CPU cores in minutes
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,15 @@ TABLE: Mapping[str, tuple[object, object]] = {
     "model.width":                     (SAME,              64),
     "model.action_head":               ("linear",          "linear"),
     "model.dropout":                   (SAME,              0.0),  # random numbers are slow on CPUs
-    "optimiser.clip":                  (SAME,              1.0),  # Adam forgets huge gradients late
+    "optimiser.clip":                  (SAME,              1.0),  # Adam forgets large ones slowly
     "pretrain.batch":                  (SAME,              128),
     "pretrain.updates":                (140_010,           8_000),
     "pretrain.warmup":                 (SAME,              200),
     "pretrain.lr":                     (SAME,              1e-3),
-    "dataset.shuffle":                 (SAME,              True),  # a replay's last are its best
+    "dataset.shuffle":                 (SAME,              True),  # replay data ends with its best
     "masks.groups":                    (SAME,              2),
-    "masks.mixture.policy":            (SAME,              1.0),  # a third each: the model then
-    "masks.mixture.dynamics":          (SAME,              1.0),  # predicts what planning asks for
+    "masks.mixture.policy":            (SAME,              1.0),  # with random a third each: the
+    "masks.mixture.dynamics":          (SAME,              1.0),  # masks that planning uses
     "loss.actions_over":               ("hidden",          "hidden"),
     "loss.visible_action_mse":         (True,              True),
     "entropy.per":                     ("dimension",       "dimension"),
@@ -53,7 +53,7 @@ TABLE: Mapping[str, tuple[object, object]] = {
     "planner.utility":                 (SAME,              "standardised"),
     "planner.m.inverse_temperature":   (0.01,              SAME),
     "planner.candidates":              (SAME,              64),
-    "planner.q.spread":                (SAME,              0.5),  # full spread leaves narrow data
+    "planner.q.spread":                (SAME,              0.5),  # 1 leaves narrow data
     "conditioning.exploration":        ("maximum",         SAME),
     "goal.fill":                       ("released",        SAME),
     "goal.first_visible":              ("waypoints",       SAME),
@@ -62,10 +62,10 @@ TABLE: Mapping[str, tuple[object, object]] = {
     "critic.regression_updates":       (SAME,              4_000),
     "critic.updates":                  (SAME,              10_000),
     "critic.tau":                      (1e-3,              SAME),
-    # Beside those switches: how fast and how long to learn online.
+    # Finetuning: how fast and how long.
     "planner.mode":                    (SAME,              "m"),
     "online.updates_per_step":         (0.0,               0.1),
-    "online.lr_end":                   (SAME,              0.05),  # a run ends where it is calm
+    "online.lr_end":                   (SAME,              0.05),  # a run ends in small steps
     "online.updates_per_episode":      (200,               SAME),
     "online.batch":                    (SAME,              128),
     "online.critic_updates":           (SAME,              4),
@@ -77,10 +77,10 @@ TABLE: Mapping[str, tuple[object, object]] = {
 # fmt: on
 
 
-# What an environment changes in presets: ids that begin so, in these presets, this field.
+# What environments change: prefix of the environment's id, presets, field, value.
 ALL: Final = ("parity", "paper", "small")
 ENVIRONMENTS: Sequence[tuple[str, Sequence[str], str, object]] = (
-    ("robosuite/", ALL, "critic.expectile", 0.9),  # rewards are rare: the best is far from the mean
+    ("robosuite/", ALL, "critic.expectile", 0.9),  # rewards are rare
     ("robosuite/", ("parity",), "returns.mode", "sum"),
     ("robosuite/", ("parity",), "returns.discount", 0.99),
 )
@@ -107,7 +107,8 @@ def resolve(
     file: Path | str | None = None,
     sets: Sequence[str] = (),
 ) -> Config:
-    """A preset, what `env` changes in it, a file's fields, then `path=value`: later ones win."""
+    """The settings of a run from a preset, what `env` changes in it, a file's fields, and
+    `path=value` settings; later ones win."""
     if file is None:
         return override(_preset(preset or DEFAULT_PRESET, env), sets)
     return override(load(file, preset=preset, env=env), sets)
@@ -117,13 +118,13 @@ def of_environment(env: str | None, preset: str) -> dict[str, object]:
     """The fields that an environment changes in a preset."""
     return {
         path: value
-        for begins, presets, path, value in ENVIRONMENTS
-        if env is not None and env.startswith(begins) and preset in presets
+        for prefix, presets, path, value in ENVIRONMENTS
+        if env is not None and env.startswith(prefix) and preset in presets
     }
 
 
 def load(path: Path | str, *, preset: str | None = None, env: str | None = None) -> Config:
-    """Read a YAML file that may name the `preset` from which its fields differ."""
+    """The settings in a YAML file, which may name the `preset` that its fields change."""
     try:
         return _from_tree(strict_yaml.read(Path(path).read_text(encoding="utf-8")), preset, env)
     except InputError as error:
@@ -134,7 +135,7 @@ def load(path: Path | str, *, preset: str | None = None, env: str | None = None)
 
 
 def dump(config: Config) -> str:
-    """YAML with every field, in the order of the models; `load` gives back an equal Config."""
+    """YAML with every field, in the order of the schema; `load` returns an equal Config."""
     tree = {"format": FORMAT, **config.model_dump()}
     return strict_yaml.write(tree)
 
@@ -151,8 +152,11 @@ def _from_tree(tree: object, preset: str | None, env: str | None) -> Config:
     written = tree.pop("format", FORMAT)
     if written != FORMAT:
         raise InputError(f"format is {shown(written)}; this version reads format {FORMAT}")
-    named = tree.pop("preset", preset or DEFAULT_PRESET)
-    base = _preset(named, env)
-    if preset not in (None, named):
-        raise InputError(f"preset is {shown(named)}; give {shown(preset)}, as asked for, or none")
+    name = tree.pop("preset", preset or DEFAULT_PRESET)
+    base = _preset(name, env)
+    if preset not in (None, name):
+        raise InputError(
+            f"preset is {shown(name)}, but {shown(preset)} is given with the command; change or"
+            " remove one of them"
+        )
     return replace(base, tree)

@@ -1,4 +1,4 @@
-"""YAML as people write it, read strictly: YAML 1.2 scalars, no aliases, no tags, no key twice."""
+"""Strict YAML: scalars of YAML 1.2, no aliases, no tags, no key twice."""
 
 import math
 import re
@@ -8,7 +8,7 @@ import yaml
 
 from m3pc.types import InputError
 
-# YAML 1.2's core schema. PyYAML follows 1.1, in which 1e-3 is text, `no` is false and 1:30 is 90.
+# YAML 1.2's core schema. PyYAML follows 1.1, where 1e-3 is text, `no` is false and 1:30 is 90.
 _SCALARS = (
     (re.compile(r"~|null|Null|NULL|"), lambda text: None),
     (re.compile(r"true|True|TRUE"), lambda text: True),
@@ -21,7 +21,7 @@ _SCALARS = (
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists on one line."""
+    """Writes lists on one line."""
 
 
 _Dumper.add_representer(
@@ -33,6 +33,7 @@ _Dumper.add_representer(
 
 
 def write(tree: Mapping[str, object]) -> str:
+    """A mapping as YAML text."""
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, width=100, allow_unicode=True)
 
 
@@ -53,7 +54,7 @@ def read(text: str) -> object:
 
 
 def _refuse_reference(event: yaml.Event) -> None:
-    """Aliases can make a small text huge or endless, tags can name any type: neither is needed."""
+    """Aliases can expand a small text without bound, tags can name any type; we need neither."""
     if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) is not None:
         raise InputError("YAML aliases and tags are not read; write the value itself")
 
@@ -66,7 +67,7 @@ def _value(node: yaml.Node, path: str = "") -> object:
     text = str(node.value)
     if getattr(node, "style", None) is not None:  # quoted or block text
         return text
-    return next((make(text) for form, make in _SCALARS if form.fullmatch(text)), text)
+    return next((parse(text) for form, parse in _SCALARS if form.fullmatch(text)), text)
 
 
 def _items(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, object]]:
@@ -85,7 +86,7 @@ def _items(node: yaml.MappingNode, path: str) -> Iterator[tuple[str, object]]:
 
 
 def shown(value: object) -> str:
-    """A value as YAML would have it, short enough for a sentence."""
+    """A value as in YAML, cut short enough for a message."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, str):
@@ -98,5 +99,6 @@ def shown(value: object) -> str:
 
 
 def plain(text: str) -> str:
+    """Text that is safe to print: at most 80 printable characters."""
     printable = "".join(character if character.isprintable() else "?" for character in text)
     return printable if len(printable) <= 80 else printable[:79] + "…"

@@ -1,4 +1,4 @@
-"""Settings that do not go together, each told by which one to change and to what."""
+"""Settings that do not go together: which one to change, and to what."""
 
 import math
 from collections.abc import Iterator
@@ -9,21 +9,25 @@ if TYPE_CHECKING:
 
 
 def conflicts(config: "Config") -> Iterator[str]:
-    yield from _of_model(config)
-    yield from _of_learning(config)
-    yield from _of_sharing(config)
-    yield from _of_fleet(config)
+    """A message for each pair of settings that contradict each other."""
+    yield from _in_model(config)
+    yield from _in_training(config)
+    yield from _between_learners(config)
+    yield from _in_fleet(config)
 
 
-def _of_model(config: "Config") -> Iterator[str]:
+def _in_model(config: "Config") -> Iterator[str]:
     model, masks, horizon = config.model, config.masks, config.planner.horizon
     if model.width % model.heads:
         yield (
-            f"model.width is {model.width}, which model.heads = {model.heads} does not divide;"
+            f"model.width is {model.width}, not a multiple of model.heads = {model.heads};"
             f" give a multiple of {model.heads}"
         )
     if model.width % 2:
-        yield f"model.width is {model.width}; give an even number, half for sines, half for cosines"
+        yield (
+            f"model.width is {model.width}; give an even number: the position embedding has as many"
+            " sines as cosines"
+        )
     if model.log_sigma_min >= model.log_sigma_max:
         yield (
             f"model.log_sigma_min is {model.log_sigma_min};"
@@ -41,7 +45,7 @@ def _of_model(config: "Config") -> Iterator[str]:
             yield _no_weight(path, weights)
 
 
-def _of_learning(config: "Config") -> Iterator[str]:
+def _in_training(config: "Config") -> Iterator[str]:
     pretrain, online, replay = config.pretrain, config.online, config.replay
     if pretrain.warmup > pretrain.updates:
         yield (
@@ -61,7 +65,7 @@ def _of_learning(config: "Config") -> Iterator[str]:
     if config.returns.mode == "average" and config.returns.discount != 1:
         yield (
             f"returns.discount is {config.returns.discount};"
-            " give 1, or set returns.mode to sum, for an average is not discounted"
+            " give 1, or set returns.mode to sum: an average is not discounted"
         )
     if not any(config.loss.weights.model_dump().values()):
         yield _no_weight("loss.weights", config.loss.weights)
@@ -70,7 +74,7 @@ def _of_learning(config: "Config") -> Iterator[str]:
     if online.lr_end < 1 and online.updates_per_episode:
         yield (
             f"online.lr_end is {online.lr_end}; give 1, or set online.updates_per_episode to 0:"
-            " otherwise nobody knows how many updates there will be"
+            " a decay needs the number of updates, which depends on how many episodes there are"
         )
     if replay.online_after > replay.online_transitions:
         yield (
@@ -79,42 +83,42 @@ def _of_learning(config: "Config") -> Iterator[str]:
         )
 
 
-def _of_sharing(config: "Config") -> Iterator[str]:
-    """Each of several learners works on equally many rows, on a device of its own."""
+def _between_learners(config: "Config") -> Iterator[str]:
+    """Several learners: each computes the same number of rows, on a device of its own."""
     learners, groups, device = config.fleet.learners, config.masks.groups, config.compute.device
     if learners == 1:
         return
     if config.online.batch % (groups * learners):
         yield (
             f"online.batch is {config.online.batch}; give a multiple of {groups * learners}:"
-            f" fleet.learners = {learners} share each of masks.groups = {groups}"
+            f" fleet.learners = {learners} split each of masks.groups = {groups}"
         )
     if config.critic.batch % learners:
         yield (
             f"critic.batch is {config.critic.batch};"
-            f" give a multiple of {learners}, for fleet.learners share it"
+            f" give a multiple of fleet.learners = {learners}, which split it"
         )
     if device == "mps":
-        yield f"fleet.learners is {learners}; give 1 where compute.device is mps"
+        yield f"fleet.learners is {learners}; give 1, as compute.device is mps"
     if device == "cuda" and config.fleet.learner_gpus < 1:
         yield (
             f"fleet.learner_gpus is {config.fleet.learner_gpus};"
-            " give 1, for several learners on cuda need a GPU each"
+            " give 1: each of several learners on cuda needs a GPU"
         )
 
 
-def _of_fleet(config: "Config") -> Iterator[str]:
+def _in_fleet(config: "Config") -> Iterator[str]:
     fleet = config.fleet
-    half = math.ceil(fleet.envs_per_actor / 2)  # that a rollout process asks for together
+    half = math.ceil(fleet.envs_per_actor / 2)  # environments in one request of an actor
     if fleet.queue < half:
         yield (
-            f"fleet.queue is {fleet.queue}; give at least {half}, for half of"
-            f" fleet.envs_per_actor = {fleet.envs_per_actor} are planned by one request"
+            f"fleet.queue is {fleet.queue}; give at least {half}: one request plans for half of"
+            f" fleet.envs_per_actor = {fleet.envs_per_actor}"
         )
     if fleet.most_actors and fleet.most_actors < fleet.least_actors:
         yield (
             f"fleet.most_actors is {fleet.most_actors}; give at least fleet.least_actors ="
-            f" {fleet.least_actors}, or 0 for no autoscaling"
+            f" {fleet.least_actors}, or 0 to turn autoscaling off"
         )
 
 

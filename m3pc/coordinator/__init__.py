@@ -1,4 +1,7 @@
-"""Who is who and what is newest: one interface, in a file on one machine or in Redis on many."""
+"""The coordinator of a run: incarnations of actors, learner epochs, newest published weights.
+
+One interface (`m3pc.types.Coordinator`), kept in a SQLite file on one machine or in Redis on many.
+"""
 
 import os
 import re
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 PASSWORD, PASSWORD_FILE = "M3PC_REDIS_PASSWORD", "M3PC_REDIS_PASSWORD_FILE"  # variables
 EXPECTED = "give redis://USER@HOST:PORT/DATABASE, rediss://... or the path of a SQLite file"
-PORT = 6390  # Redis' own 6379 is also Ray's
+PORT = 6390  # Redis' own default 6379 is also Ray's
 
 
 def connect(
@@ -24,48 +27,51 @@ def connect(
     *,
     run: str,
     generations: Path,
-    floor: Callable[[], RecoveredState] = RecoveredState,
+    recover: Callable[[], RecoveredState] = RecoveredState,
     deadline: float = 5.0,
 ) -> Coordinator:
     """The coordinator of a run, at a Redis URL or in a SQLite file (a path, or sqlite:PATH).
 
-    `generations` is a folder of the run on a disk that everybody in the run sees; `floor` reads
-    what that disk knows. A Redis password that is not in the URL is taken from the variable
-    M3PC_REDIS_PASSWORD or from the file that M3PC_REDIS_PASSWORD_FILE names.
+    `generations` is a folder of the run on a disk that all its processes share; `recover` reads
+    from that disk what is known of the run. `deadline` is in seconds per call. A Redis password
+    that is not in the URL is taken from the variable M3PC_REDIS_PASSWORD or from the file that
+    M3PC_REDIS_PASSWORD_FILE names.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
         raise InputError(
             f"run is {run[:120]!r}; give 1 to 100 letters, digits, dots, hyphens or underscores"
         )
-    scheme = _scheme(address)
-    if scheme in {"redis", "rediss"}:
+    if _is_redis(address):
         from m3pc.coordinator.redis import RedisTable
 
         # In braces: a Redis Cluster keeps all keys of a run on one node.
         prefix, patience = f"m3pc:{{{run}}}", min(1.0, deadline / 4)
-        table = RedisTable(_server(str(address)), prefix=prefix, patience=patience)
-        return TableCoordinator(table, generations=generations, floor=floor, deadline=deadline)
+        table = RedisTable(_redis_address(str(address)), prefix=prefix, patience=patience)
+        return TableCoordinator(table, generations=generations, recover=recover, deadline=deadline)
     path = Path(str(address).removeprefix("sqlite:"))
     if not path.name or path.is_dir():
         raise InputError(f"the coordinator's address is {str(address)!r}, no file; {EXPECTED}")
     if not path.parent.is_dir():
         raise InputError(f"the coordinator's folder {path.parent} does not exist; make it first")
     return TableCoordinator(
-        SqliteTable(path), generations=generations, floor=floor, deadline=deadline
+        SqliteTable(path), generations=generations, recover=recover, deadline=deadline
     )
 
 
-def _scheme(address: str | Path) -> str:
-    """Of a URL; empty for a path. The rest of a URL stays out of messages: it may hold secrets."""
+def _is_redis(address: str | Path) -> bool:
+    """Whether the address is a Redis URL; other URLs are refused.
+
+    Messages show the scheme only: the rest of a URL may hold a password.
+    """
     if isinstance(address, Path):
-        return ""
+        return False
     scheme, separator, _ = address.partition("://")
     if separator and scheme not in {"redis", "rediss"}:
         raise InputError(f"the coordinator's address begins with {scheme[:20]}://; {EXPECTED}")
-    return scheme if separator else ""
+    return bool(separator)
 
 
-def _server(url: str) -> "RedisAddress":
+def _redis_address(url: str) -> "RedisAddress":
     from m3pc.coordinator.redis import RedisAddress
 
     try:
@@ -80,8 +86,8 @@ def _server(url: str) -> "RedisAddress":
             f"the coordinator's URL names host {parts.hostname!r} and database {database[:20]!r}; "
             f"{EXPECTED}"
         )
-    authorities = options.pop("ca", None)
-    if options or (authorities and parts.scheme != "rediss"):
+    ca_file = options.pop("ca", None)
+    if options or (ca_file and parts.scheme != "rediss"):
         raise InputError(
             "the coordinator's URL has options that are not known; only rediss:// takes one, "
             "ca=FILE with the certificates to trust"
@@ -92,21 +98,21 @@ def _server(url: str) -> "RedisAddress":
         database=int(database),
         user=unquote(parts.username) if parts.username else None,
         password=unquote(parts.password) if parts.password else _password(),
-        encrypted=parts.scheme == "rediss",
-        authorities=authorities,
+        tls=parts.scheme == "rediss",
+        ca_file=ca_file,
     )
 
 
 def _password() -> str | None:
-    if word := os.environ.get(PASSWORD):
-        return word
-    name = os.environ.get(PASSWORD_FILE)
-    if not name:
+    if password := os.environ.get(PASSWORD):
+        return password
+    path = os.environ.get(PASSWORD_FILE)
+    if not path:
         return None
     try:
-        return Path(name).read_text().strip()
+        return Path(path).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{PASSWORD_FILE} is {name}, which cannot be read: {type(error).__name__}; name a "
-            "file with the password alone in it"
+            f"{PASSWORD_FILE} is {path}, which cannot be read: {type(error).__name__}; name a "
+            "file that contains only the password"
         ) from None

@@ -1,39 +1,41 @@
-"""The table of a cluster: five keys in Redis, changed by scripts that compare before they write.
+"""The table of a cluster: keys in Redis, changed by scripts that compare before they write.
 
-    PREFIX:marker                    says that the records are here; a claim while they are rebuilt
-    PREFIX:clock                     "last ahead", by which a clock set back is put right
-    PREFIX:{slots,leases,pointers}   hashes of sealed records; under no name the marker and how
-                                     many they are, so that one which was removed is missed
+    PREFIX:marker               the generation of the records, or a claim while one client rebuilds
+    PREFIX:clock                "last ahead", which corrects a clock that was set back
+    PREFIX:{slots,pointers}     hashes of sealed records; the empty field holds the marker and the
+                                number of fields, so that a missing record is noticed
 
 Redis holds nothing that is not also known elsewhere: it may lose everything at any moment. It is
-not trusted either: of its values only the length is looked at here, the rest where they are opened.
+not trusted either: only the length of its values is checked here, the rest where they are opened.
 """
 
 import hashlib
 import logging
-import random
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from m3pc.coordinator.records import KINDS, LARGEST
+import numpy as np
+
+from m3pc.coordinator.records import LONGEST_SEALED, RECORD_TYPES
 from m3pc.coordinator.table import Deadline, RecordsLostError, TableContents, TableSnapshot
+from m3pc.core.backoff import Backoff
 from m3pc.types import CoordinatorUnavailableError
 
 log = logging.getLogger(__name__)
 
 CLAIM = "rebuilding "
 CLAIM_SECONDS = 10.0  # then another client may rebuild
-ATTEMPTS = 10  # for one call, while its deadline lets us
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0  # seconds, doubled at each attempt, each cut at random
+ATTEMPTS = 10  # for one call, as far as its deadline allows
+BACKOFF: Final = Backoff(first=0.05, longest=1.0)
 
-# KEYS: marker, clock, then hashes. Numbers in Lua are doubles: it is given none but milliseconds.
+# KEYS: marker, clock, then hashes. Numbers in Lua are doubles: it gets none but milliseconds.
 PRELUDE = """
 local function marker()
-  local found = redis.pcall('GETRANGE', KEYS[1], 0, 255)
-  return type(found) == 'string' and found or ''
+  local text = redis.pcall('GETRANGE', KEYS[1], 0, 255)
+  return type(text) == 'string' and text or ''
 end
 local function time()
   local t = redis.call('TIME')
@@ -47,59 +49,51 @@ end
 local function tick()
   local now, ahead = time()
   redis.call('SET', KEYS[2], now .. ' ' .. ahead)
-  return now
 end
-local function count(key, found)
+local function count(key, marker)
   redis.call('HSET', key, '', '')
-  redis.call('HSET', key, '', found .. ' ' .. redis.call('HLEN', key))
+  redis.call('HSET', key, '', marker .. ' ' .. redis.call('HLEN', key))
 end
-local function is_whole(key, found)
+local function is_complete(key, marker)
   local size = redis.pcall('HLEN', key)
-  return type(size) == 'number' and redis.call('HGET', key, '') == found .. ' ' .. size
+  return type(size) == 'number' and redis.call('HGET', key, '') == marker .. ' ' .. size
 end
 local function all(key)
-  local found = redis.pcall('HGETALL', key)
-  return found.err and {} or found
+  local fields = redis.pcall('HGETALL', key)
+  return fields.err and {} or fields
 end
 """
 
-# ARGV: longest text, name or nothing for all
+# ARGV: longest text, name
 LOOK = """
-local found = marker()
-if found == '' then return {'LOST', ''} end
-if string.sub(found, 1, 11) == 'rebuilding ' and redis.call('PTTL', KEYS[1]) > 0 then
-  return {'BUSY', found}
+local current = marker()
+if current == '' then return {'LOST', ''} end
+if string.sub(current, 1, 11) == 'rebuilding ' and redis.call('PTTL', KEYS[1]) > 0 then
+  return {'BUSY', current}
 end
-if not is_whole(KEYS[3], found) then return {'LOST', found} end
-local texts = {}
-if not ARGV[2] then
-  texts = all(KEYS[3])
-elseif redis.call('HEXISTS', KEYS[3], ARGV[2]) == 1 then
-  texts = {ARGV[2], redis.call('HGET', KEYS[3], ARGV[2])}
-end
-for _, text in ipairs(texts) do
-  if #text > tonumber(ARGV[1]) then return {'LOST', found} end
-end
-return {'OK', found, time(), texts}
+if not is_complete(KEYS[3], current) then return {'LOST', current} end
+local text = redis.call('HGET', KEYS[3], ARGV[2])
+if text and #text > tonumber(ARGV[1]) then return {'LOST', current} end
+return {'OK', current, (time()), text}
 """
 
 # ARGV: marker, name, old, new
 SWAP = """
-if marker() ~= ARGV[1] or not is_whole(KEYS[3], ARGV[1]) then return 'CHANGED' end
-local found = redis.call('HGET', KEYS[3], ARGV[2])
-if found == ARGV[4] then return 'OK' end
-if (found or '') ~= ARGV[3] then return 'CHANGED' end
+if marker() ~= ARGV[1] or not is_complete(KEYS[3], ARGV[1]) then return 'CHANGED' end
+local text = redis.call('HGET', KEYS[3], ARGV[2])
+if text == ARGV[4] then return 'OK' end
+if (text or '') ~= ARGV[3] then return 'CHANGED' end
 redis.call('HSET', KEYS[3], ARGV[2], ARGV[4])
-if not found then count(KEYS[3], ARGV[1]) end
+if not text then count(KEYS[3], ARGV[1]) end
 tick()
 return 'OK'
 """
 
-# ARGV: longest text, marker as it was found, claim, its milliseconds
+# ARGV: longest text, marker as the caller read it, claim, its milliseconds
 START = """
-local found = marker()
-if found ~= ARGV[3] then
-  if found ~= ARGV[2] then return {'CHANGED'} end
+local current = marker()
+if current ~= ARGV[3] then
+  if current ~= ARGV[2] then return {'CHANGED'} end
   redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[4])
 end
 local reply = {'OK', (time())}
@@ -117,7 +111,7 @@ end
 return reply
 """
 
-# ARGV: claim, marker, then (which hash, name, text) of each record
+# ARGV: claim, marker, then (number of the hash, name, text) of each record
 FINISH = """
 if marker() ~= ARGV[1] then return 'CHANGED' end
 for i = 3, #KEYS do redis.call('DEL', KEYS[i]) end
@@ -144,56 +138,59 @@ DIGESTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """Where Redis is, and as whom to speak to it."""
+    """Where Redis is, and the credentials to log in with."""
 
     host: str
     port: int
     database: int = 0
     user: str | None = None
     password: str | None = field(default=None, repr=False)
-    encrypted: bool = False
-    authorities: str | None = None  # file of certificates to trust; the system's without
+    tls: bool = False
+    ca_file: str | None = None  # certificates to trust; None: those of the system
 
     def __str__(self) -> str:
-        scheme = "rediss" if self.encrypted else "redis"
+        scheme = "rediss" if self.tls else "redis"
         user = f"{self.user}@" if self.user else ""
         return f"{scheme}://{user}{self.host}:{self.port}/{self.database}"
 
 
 class RedisTable:
+    """A `Table` in Redis."""
+
     def __init__(
         self,
         server: RedisAddress,
         *,
         prefix: str,
         patience: float = 1.0,
-        rng: random.Random | None = None,
+        rng: np.random.Generator | None = None,
     ) -> None:
-        """`patience`: seconds that one attempt may wait for the network."""
+        """`patience`: seconds that one attempt may wait for the network. `rng` draws pauses."""
         self._server, self._patience = server, patience
-        self._rng = rng or random.Random()
-        self._keys = {name: f"{prefix}:{name}" for name in ("marker", "clock", *KINDS)}
+        self._rng = rng or np.random.default_rng()
+        self._keys = {name: f"{prefix}:{name}" for name in ("marker", "clock", *RECORD_TYPES)}
         self._client = _client(server, patience)
         self.where = f"{server} {prefix}"
 
-    def snapshot(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
-        arguments: list[str | int] = [LARGEST] if name is None else [LARGEST, name]
-        pauses = self._pauses()
+    def snapshot(self, kind: str, name: str, deadline: Deadline) -> TableSnapshot:
+        attempt = 1
         while True:
-            state, marker, *rest = self._run("look", [kind], arguments, deadline)
+            state, marker, *rest = self._run("look", [kind], [LONGEST_SEALED, name], deadline)
             if state != "BUSY":
                 break
             deadline.check(self.where, "another client rebuilds it", "see whether that one hangs")
-            time.sleep(min(next(pauses), max(0.0, deadline.left)))
+            pause = BACKOFF.jittered(attempt, self._rng)
+            time.sleep(min(pause, max(0.0, deadline.remaining)))
+            attempt += 1
         if state != "OK":
             raise RecordsLostError(marker)
-        now, texts = rest
-        return TableSnapshot(marker=marker, now=int(now), texts=_pairs(texts))
+        now, text = rest
+        return TableSnapshot(marker=marker, now=int(now), text=text)
 
     def swap(
         self, kind: str, name: str, *, old: str | None, new: str, marker: str, deadline: Deadline
     ) -> bool:
-        """True also for a call repeated after its reply was lost: nobody else writes that text."""
+        """True also for a call that is repeated after its reply was lost: texts are unique."""
         return bool(self._run("swap", [kind], [marker, name, old or "", new], deadline) == "OK")
 
     def rebuild(
@@ -203,20 +200,25 @@ class RedisTable:
         deadline: Deadline,
     ) -> None:
         claim = CLAIM + secrets.token_hex(8)
-        milliseconds = int(CLAIM_SECONDS * 1000)
-        state, *rest = self._run("start", KINDS, [LARGEST, marker, claim, milliseconds], deadline)
+        expiry = int(CLAIM_SECONDS * 1000)
+        state, *rest = self._run(
+            "start", RECORD_TYPES, [LONGEST_SEALED, marker, claim, expiry], deadline
+        )
         if state != "OK":
-            return  # somebody does it already
-        now, *found = rest
-        left = {kind: _pairs(texts) for kind, texts in zip(KINDS, found, strict=True)}
-        new_marker, contents = make(left, int(now))
+            return  # another client has rebuilt it, or is doing so
+        now, *hashes = rest
+        remains = {
+            kind: {name: text for name, text in zip(flat[::2], flat[1::2], strict=True) if name}
+            for kind, flat in zip(RECORD_TYPES, hashes, strict=True)
+        }
+        new_marker, contents = make(remains, int(now))
         records = [
             part
-            for number, kind in enumerate(KINDS, start=1)
+            for number, kind in enumerate(RECORD_TYPES, start=1)
             for item in contents[kind].items()
             for part in (number, *item)
         ]
-        self._run("finish", KINDS, [claim, new_marker, *records], deadline)
+        self._run("finish", RECORD_TYPES, [claim, new_marker, *records], deadline)
 
     def close(self) -> None:
         self._client.close()
@@ -228,9 +230,9 @@ class RedisTable:
         from redis import exceptions
 
         keys = [self._keys[name] for name in ("marker", "clock", *kinds)]
-        for attempt, pause in zip(range(1, ATTEMPTS + 1), self._pauses(), strict=False):
+        for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._evaluate(script, keys, arguments)
+                return self.evaluate(script, keys, arguments)
             except (
                 exceptions.AuthenticationError,
                 exceptions.AuthorizationError,
@@ -249,7 +251,8 @@ class RedisTable:
                 attempt,
                 problem,
             )
-            if deadline.left < pause + self._patience:
+            pause = BACKOFF.jittered(attempt, self._rng)
+            if deadline.remaining < pause + self._patience:
                 break
             time.sleep(pause)
         raise CoordinatorUnavailableError(
@@ -257,21 +260,16 @@ class RedisTable:
             f"the last one: {problem}; see that the server runs and can be reached from here"
         ) from None
 
-    def _evaluate(self, script: str, keys: list[str], arguments: Sequence[str | int]) -> Any:
+    def evaluate(self, script: str, keys: list[str], arguments: Sequence[str | int]) -> Any:
+        """One attempt to run a script."""
         from redis.exceptions import NoScriptError
 
         call = ("EVALSHA", DIGESTS[script], len(keys), *keys, *arguments)
         try:
             return self._client.execute_command(*call)
-        except NoScriptError:  # the server was restarted, or never knew it
+        except NoScriptError:  # the server has started since, or never had it
             self._client.execute_command("SCRIPT LOAD", SCRIPTS[script])
             return self._client.execute_command(*call)
-
-    def _pauses(self) -> Iterator[float]:
-        longest = FIRST_PAUSE
-        while True:
-            yield self._rng.uniform(0, longest)
-            longest = min(2 * longest, LONGEST_PAUSE)
 
     def _without_password(self, error: Exception) -> str:
         password = self._server.password
@@ -279,7 +277,7 @@ class RedisTable:
 
 
 def _client(server: RedisAddress, patience: float) -> Any:
-    """Without retries of its own: ours are counted, logged and end at the deadline."""
+    """Without the client's own retries: ours are counted, logged and end at the deadline."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -295,12 +293,7 @@ def _client(server: RedisAddress, patience: float) -> Any:
         retry=Retry(NoBackoff(), 0),
         protocol=2,
         decode_responses=True,
-        encoding_errors="surrogateescape",  # garbage survives the way there and back
-        ssl=server.encrypted,
-        ssl_ca_certs=server.authorities,
+        encoding_errors="surrogateescape",  # bytes that are not UTF-8 survive a round trip
+        ssl=server.tls,
+        ssl_ca_certs=server.ca_file,
     )
-
-
-def _pairs(flat: Sequence[str]) -> dict[str, str]:
-    """Records by name; what stands under no name is none."""
-    return {name: text for name, text in zip(flat[::2], flat[1::2], strict=True) if name}

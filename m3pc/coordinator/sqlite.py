@@ -1,7 +1,7 @@
 """The embedded table: one SQLite file that the processes of one machine share.
 
-A write is on the disk when its call returns. A file that went away is made again, one that is
-damaged is moved aside; either way the records are rebuilt.
+A write is on the disk when its call returns. A file that was removed is created again, a damaged
+one is moved aside; either way the records are rebuilt.
 """
 
 import fcntl
@@ -17,18 +17,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
 
-from m3pc.coordinator.records import KINDS
-from m3pc.coordinator.table import Deadline, RecordsLostError, TableContents, TableSnapshot, ticked
+from m3pc.coordinator.records import RECORD_TYPES
+from m3pc.coordinator.table import (
+    Deadline,
+    RecordsLostError,
+    TableContents,
+    TableSnapshot,
+    advance_clock,
+)
 from m3pc.core.files import sync_directory
 from m3pc.types import CoordinatorUnavailableError, InputError
 
 log = logging.getLogger(__name__)
 
-COMPANIONS = ("", "-wal", "-shm")
+SUFFIXES = ("", "-wal", "-shm")  # of the files of one database
 DAMAGED = {"SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR"}  # the last: no such table
 MOVED = {"SQLITE_READONLY_DBMOVED", "SQLITE_IOERR_SHORT_READ"}
 MARKER, CLOCK, SUM = ("marker", ""), ("clock", ""), ("sum", "")  # rows beside the records
-PAUSE = 0.01  # seconds between two tries to lock
+LOCK_INTERVAL = 0.01  # seconds between two attempts to lock
 SCHEMA = """CREATE TABLE IF NOT EXISTS records (
     kind TEXT NOT NULL, name TEXT NOT NULL, text TEXT NOT NULL, PRIMARY KEY (kind, name)
 ) WITHOUT ROWID"""
@@ -37,34 +43,29 @@ WRITE = "INSERT INTO records VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET text = e
 TableRows = Mapping[tuple[str, str], str]  # texts by kind and name
 
 
-def milliseconds() -> int:
-    """Since the machine started: the same for all its processes, and nobody can set it."""
+def monotonic_milliseconds() -> int:
+    """Since the machine started: the same clock for all its processes, which cannot be set."""
     return time.monotonic_ns() // 1_000_000
 
 
 class SqliteTable:
-    def __init__(self, path: Path, *, clock: Callable[[], int] = milliseconds) -> None:
+    """A `Table` in a file. Threads share its one connection."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], int] = monotonic_milliseconds) -> None:
         self._path, self._clock = path, clock
         self._connection: sqlite3.Connection | None = None
-        self._identity: tuple[int, int] | None = None  # of the file that is open
-        self._threads = threading.Lock()
+        self._identity: tuple[int, int] | None = None  # of the open file
+        self._lock = threading.Lock()
         self.where = f"sqlite:{path}"
 
-    def snapshot(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
+    def snapshot(self, kind: str, name: str, deadline: Deadline) -> TableSnapshot:
         with self._transaction("BEGIN", deadline) as connection:
             rows = _rows(connection)
             marker = rows.get(MARKER, "")
-            if not marker or not _is_whole(rows):
+            if not marker or not _is_intact(rows):
                 raise RecordsLostError(marker)
-            return TableSnapshot(
-                marker=marker,
-                now=ticked(rows.get(CLOCK, ""), self._clock())[0],
-                texts={
-                    each: text
-                    for (of, each), text in rows.items()
-                    if of == kind and name in (None, each)
-                },
-            )
+            now, _ = advance_clock(rows.get(CLOCK, ""), self._clock())
+            return TableSnapshot(marker=marker, now=now, text=rows.get((kind, name)))
 
     def swap(
         self, kind: str, name: str, *, old: str | None, new: str, marker: str, deadline: Deadline
@@ -74,8 +75,8 @@ class SqliteTable:
             self._transaction("BEGIN IMMEDIATE", deadline) as connection,
         ):
             rows = _rows(connection)
-            if (rows.get(MARKER), rows.get((kind, name))) == (marker, old) and _is_whole(rows):
-                clock = ticked(rows.get(CLOCK, ""), self._clock())[1]
+            if (rows.get(MARKER), rows.get((kind, name))) == (marker, old) and _is_intact(rows):
+                _, clock = advance_clock(rows.get(CLOCK, ""), self._clock())
                 _write(connection, {**rows, (kind, name): new, CLOCK: clock}, rows)
                 return True
         return False
@@ -92,28 +93,30 @@ class SqliteTable:
         ):
             rows = _rows(connection)
             if rows.get(MARKER, "") != marker:
-                return  # somebody did it before us
-            left: dict[str, dict[str, str]] = {kind: {} for kind in KINDS}
-            for (kind, name), text in rows.items():
-                if kind in KINDS:
-                    left[kind][name] = text
-            now, clock = ticked(rows.get(CLOCK, ""), self._clock())
-            new_marker, contents = make(left, now)
-            new = {(kind, name): contents[kind][name] for kind in KINDS for name in contents[kind]}
+                return  # another client has rebuilt it
+            remains = {
+                kind: {name: text for (its_kind, name), text in rows.items() if its_kind == kind}
+                for kind in RECORD_TYPES
+            }
+            now, clock = advance_clock(rows.get(CLOCK, ""), self._clock())
+            new_marker, contents = make(remains, now)
+            new = {(kind, name): text for kind in contents for name, text in contents[kind].items()}
             connection.execute("DELETE FROM records")
             _write(connection, new | {MARKER: new_marker, CLOCK: clock})
 
     def close(self) -> None:
-        with self._threads:
-            self._drop()
+        with self._lock:
+            self._disconnect()
 
     @contextmanager
     def _transaction(self, begin: str, deadline: Deadline) -> Iterator[sqlite3.Connection]:
-        """All or nothing, on the file that bears the name now."""
-        with self._threads:
+        """All or nothing, on the file that is at the path now."""
+        with self._lock:
             try:
                 connection = self._open(deadline)
-                connection.execute(f"PRAGMA busy_timeout = {max(1, int(deadline.left * 1000))}")
+                connection.execute(
+                    f"PRAGMA busy_timeout = {max(1, int(deadline.remaining * 1000))}"
+                )
                 connection.execute(begin)
                 try:
                     yield connection
@@ -125,13 +128,13 @@ class SqliteTable:
                 self._give_up(error, deadline)
 
     def _give_up(self, error: sqlite3.Error, deadline: Deadline) -> NoReturn:
-        name, identity = _name(error), self._identity
-        self._drop()
-        if name in DAMAGED:
+        code, identity = _error_code(error), self._identity
+        self._disconnect()
+        if code in DAMAGED:
             with _locked(self._path, deadline):
                 if identity == _identity(self._path):
                     _move_aside(self._path, str(error))
-        if name in DAMAGED | MOVED:
+        if code in DAMAGED | MOVED:
             raise RecordsLostError from None
         raise CoordinatorUnavailableError(
             f"{self.where} cannot be used: {error}; see that its disk has space and is writable, "
@@ -141,37 +144,39 @@ class SqliteTable:
     def _open(self, deadline: Deadline) -> sqlite3.Connection:
         if self._connection and self._identity == _identity(self._path):
             return self._connection
-        self._drop()
+        self._disconnect()
         try:
             with _locked(self._path, deadline):
-                self._connection = _connect(self._path, deadline)
+                self._connection = open_database(self._path, deadline)
                 self._identity = _identity(self._path)
         except OSError as error:
             raise CoordinatorUnavailableError(
-                f"{self.where} cannot be opened: {error}; give a path in a folder that can be "
-                "written to"
+                f"{self.where} cannot be opened: {error}; give a path in a writable folder"
             ) from None
         return self._connection
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection:
             self._connection.close()
         self._connection = self._identity = None
 
 
-def _connect(path: Path, deadline: Deadline) -> sqlite3.Connection:
-    """The file opened and checked; a new one where there is none or where it is damaged."""
+def open_database(path: Path, deadline: Deadline) -> sqlite3.Connection:
+    """The file opened and checked; a new one where there is none or the old one is damaged."""
     for _ in range(2):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(
-            path, timeout=max(0.001, deadline.left), isolation_level=None, check_same_thread=False
+            path,
+            timeout=max(0.001, deadline.remaining),
+            isolation_level=None,
+            check_same_thread=False,
         )
         connection.text_factory = lambda text: text.decode(errors="replace")
         try:
             problem = _prepare(connection)
         except sqlite3.Error as error:
             connection.close()
-            if _name(error) not in DAMAGED:
+            if _error_code(error) not in DAMAGED:
                 raise
             problem = str(error)
         except InputError:
@@ -183,17 +188,17 @@ def _connect(path: Path, deadline: Deadline) -> sqlite3.Connection:
         connection.close()
         _move_aside(path, problem)
     raise CoordinatorUnavailableError(
-        f"sqlite:{path} is damaged as soon as it is made: {problem}; check its disk"
+        f"sqlite:{path} is damaged right after it was created: {problem}; check its disk"
     )
 
 
 def _prepare(connection: sqlite3.Connection) -> str:
-    """What SQLite thinks of the file: "ok" or what is wrong with it."""
+    """The result of SQLite's check of the file, "ok" or the damage; sets an intact one up."""
     problem = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
     if tables and "records" not in tables:
         raise InputError(
-            f"the coordinator's file is a database of another program with {sorted(tables)[:3]}; "
+            f"the coordinator's file is another program's database with {sorted(tables)[:3]}; "
             "give another path"
         )
     if problem == "ok":
@@ -205,10 +210,10 @@ def _prepare(connection: sqlite3.Connection) -> str:
 
 def _move_aside(path: Path, problem: str) -> None:
     number = 1 + len(list(path.parent.glob(f"{path.name}.damaged-*")))
-    for companion in COMPANIONS:
-        part = path.with_name(path.name + companion)
+    for suffix in SUFFIXES:
+        part = path.with_name(path.name + suffix)
         if part.exists():
-            part.rename(path.with_name(f"{path.name}.damaged-{number}{companion}"))
+            part.rename(path.with_name(f"{path.name}.damaged-{number}{suffix}"))
     log.error(
         "event=coordinator-file-damaged path=%s moved_to=damaged-%d reason=%r",
         path,
@@ -219,35 +224,33 @@ def _move_aside(path: Path, problem: str) -> None:
 
 @contextmanager
 def _locked(path: Path, deadline: Deadline) -> Iterator[None]:
-    """Nobody else opens the file or moves it away."""
+    """No other process opens the file or moves it away meanwhile."""
     descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
-        while not _try_lock(descriptor):
-            deadline.check(f"sqlite:{path}", "another process is opening it", "see which one hangs")
-            time.sleep(PAUSE)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                where, advice = f"sqlite:{path}", "see which one hangs"
+                deadline.check(where, "another process is opening it", advice)
+                time.sleep(LOCK_INTERVAL)
         yield
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode: tells a file from one that replaced it."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-def _name(error: sqlite3.Error) -> str:
-    """SQLite's own word; extended codes of damage count as damage."""
+def _error_code(error: sqlite3.Error) -> str:
+    """SQLite's name of the error; extended codes of damage count as damage."""
     name = str(getattr(error, "sqlite_errorname", ""))
     return next((code for code in DAMAGED if name.startswith(f"{code}_")), name)
 
@@ -260,15 +263,16 @@ def _rows(connection: sqlite3.Connection) -> TableRows:
 def _write(
     connection: sqlite3.Connection, rows: TableRows, before: TableRows = MappingProxyType({})
 ) -> None:
-    whole = {**rows, SUM: _sum(rows)}
-    changed = [(*key, text) for key, text in whole.items() if before.get(key) != text]
+    """Make these the table's rows, with their checksum; `before` is what it has already."""
+    summed = {**rows, SUM: _sum(rows)}
+    changed = [(*key, text) for key, text in summed.items() if before.get(key) != text]
     connection.executemany(WRITE, changed)
 
 
-def _is_whole(rows: TableRows) -> bool:
+def _is_intact(rows: TableRows) -> bool:
     return rows.get(SUM) == _sum(rows)
 
 
 def _sum(rows: TableRows) -> str:
-    """Over all rows, so that one whose name was changed is missed."""
+    """A checksum over all rows, so that a renamed or missing one is noticed."""
     return hashlib.sha256(repr(sorted({**rows, SUM: ""}.items())).encode()).hexdigest()

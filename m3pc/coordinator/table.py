@@ -1,4 +1,4 @@
-"""The seam under a coordinator: sealed records by kind and name, changed by compare and swap."""
+"""The storage interface of a coordinator: sealed records by kind and name, compare-and-swap."""
 
 import re
 import time
@@ -12,50 +12,54 @@ TableContents = Mapping[str, Mapping[str, str]]  # sealed records by name, by ki
 
 
 class RecordsLostError(Exception):
-    """The records are gone or unreadable: rebuild them."""
+    """The records are gone or unreadable and have to be rebuilt."""
 
     def __init__(self, marker: str = "") -> None:
         super().__init__("the coordinator's records are lost")
-        self.marker = marker  # as it was found; empty where there was none
+        self.marker = marker  # as the table has it; empty if it has none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:
+    """One record, together with the marker that says which generation of the table it is from."""
+
     marker: str
-    now: int  # milliseconds; goes forwards only, also when the clock is set back
-    texts: Mapping[str, str]  # by name
+    now: int  # milliseconds; never goes back, even when the clock is set back
+    text: str | None  # the sealed record; None where there is none
 
 
 class Deadline:
-    """Until when somebody waits for an answer."""
+    """The time by which a call has to end."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._end = time.monotonic() + seconds
 
     @property
-    def left(self) -> float:
+    def remaining(self) -> float:
+        """Seconds; negative once the deadline has passed."""
         return self._end - time.monotonic()
 
-    def check(self, where: str, why: str, todo: str) -> None:
-        if self.left <= 0:
+    def check(self, where: str, reason: str, advice: str) -> None:
+        """CoordinatorUnavailableError once the deadline has passed."""
+        if self.remaining <= 0:
             raise CoordinatorUnavailableError(
-                f"{where} gave no answer within {self.seconds:g} s: {why}; {todo}"
+                f"{where} gave no answer within {self.seconds:g} s: {reason}; {advice}"
             )
 
 
 class Table(Protocol):
     """Every call raises CoordinatorUnavailableError at its deadline, and may be repeated."""
 
-    where: str  # for messages: no password in it
+    where: str  # for messages: without a password
 
-    def snapshot(self, kind: str, name: str | None, deadline: Deadline) -> TableSnapshot:
-        """One record, if there is one, or all of a kind. LostError without a marker."""
+    def snapshot(self, kind: str, name: str, deadline: Deadline) -> TableSnapshot:
+        """One record. RecordsLostError where the marker is missing."""
 
     def swap(
         self, kind: str, name: str, *, old: str | None, new: str, marker: str, deadline: Deadline
     ) -> bool:
-        """False, and nothing changes, if record or marker are no longer as they were seen."""
+        """Write a record. False, and nothing changes, if record or marker are not as given."""
 
     def rebuild(
         self,
@@ -63,26 +67,26 @@ class Table(Protocol):
         make: Callable[[TableContents, int], tuple[str, TableContents]],
         deadline: Deadline,
     ) -> None:
-        """Replace everything, if the marker is still the one that was found.
+        """Replace everything, if the table's marker is still this one.
 
-        `make` is given what is left and the time, and returns the new marker and records. No
-        other rebuild runs meanwhile, nor any swap.
+        `make` gets what remains and the time, and returns the new marker and records. No other
+        rebuild and no swap runs meanwhile.
         """
 
     def close(self) -> None: ...
 
 
-def ticked(clock: str, raw: int) -> tuple[int, str]:
-    """The time, and what to remember of it: "last ahead", by which a clock set back is put right.
+def advance_clock(clock: str, raw: int) -> tuple[int, str]:
+    """The time, and what to store of it: "last ahead", which corrects a clock that was set back.
 
-    >>> ticked("", 500)
+    >>> advance_clock("", 500)
     (500, '500 0')
-    >>> ticked("500 0", 20)
+    >>> advance_clock("500 0", 20)
     (500, '500 480')
-    >>> ticked("500 480", 30)
+    >>> advance_clock("500 480", 30)
     (510, '510 480')
     """
-    found = re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})", clock)  # else new, or damaged
-    last, ahead = (int(found[1]), int(found[2])) if found else (raw, 0)
+    stored = re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})", clock)  # else new, or damaged
+    last, ahead = (int(stored[1]), int(stored[2])) if stored else (raw, 0)
     ahead = max(ahead, last - raw)
     return raw + ahead, f"{raw + ahead} {ahead}"

@@ -1,8 +1,13 @@
 """Exponential back-off: how long to wait before the next attempt."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
+
+class UniformSource(Protocol):
+    """A `random.Random` or a `numpy.random.Generator`."""
+
+    def uniform(self, a: float, b: float, /) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,10 +18,10 @@ class Backoff:
     longest: float
 
     def pause(self, failures: int) -> float:
-        """After that many failures in a row (from 1 on)."""
-        return float(min(self.first * 2.0 ** min(failures - 1, 60), self.longest))
+        """The pause after that many failures in a row (from 1 on)."""
+        return min(self.first * 2.0 ** min(failures - 1, 60), self.longest)
 
-    def jittered(self, failures: int, rng: np.random.Generator, *, at_least: float = 0.0) -> float:
-        """A random part, from `at_least` to all, of that pause: clients that failed together do
-        not come back together."""
-        return self.pause(failures) * float(rng.uniform(at_least, 1.0))
+    def jittered(self, failures: int, rng: UniformSource, *, at_least: float = 0.0) -> float:
+        """A random part of that pause, from the share `at_least` up to all of it, so that clients
+        that failed together do not come back together."""
+        return self.pause(failures) * rng.uniform(at_least, 1.0)

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: staged folders, durable writes, hashes."""
+"""Files that are either complete or absent: staged folders, durable writes, hashes."""
 
 import fcntl
 import hashlib
@@ -13,6 +13,7 @@ from m3pc.types import InputError
 
 
 def sha256(path: Path) -> str:
+    """The file's hash in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -37,12 +38,12 @@ def durable_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Give `path` new content; whoever reads it sees the old or the new one, whole."""
-    aside = path.with_name(f".{path.name}.new")
-    aside.unlink(missing_ok=True)
-    with durable_file(aside) as file:
+    """Give `path` new content; a reader sees the complete old content or the complete new one."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)
+    with durable_file(new) as file:
         file.write(content)
-    aside.replace(path)
+    new.replace(path)
     sync_directory(path.parent)
 
 
@@ -53,11 +54,11 @@ def refuse_existing(path: Path) -> None:
 
 @contextmanager
 def staged_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yield a folder beside `path` that takes its name when the block ends, or vanishes.
+    """Yield a folder beside `path` that is renamed to `path` when the block ends, or removed.
 
-    One that is there is refused, or with `replace` set aside: at every moment `standing` finds it
-    or the new one, whole. What a killed process left behind is removed by the next one; a living
-    one is not disturbed.
+    A folder that exists at `path` is refused, or with `replace` set aside: at every moment
+    `current_folder` finds the old one or the new one, complete. What a killed process left behind
+    is removed by the next process; that of a living process is refused.
     """
     stage = path.parent / f".{path.name}.partial"
     made = [folder for folder in path.absolute().parents if not folder.exists()]
@@ -87,33 +88,35 @@ def staged_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
             raise
         sync_directory(path.parent)
         if replace:
-            _remove(aside(path))
+            _remove(replaced_folder(path))
     finally:
         os.close(descriptor)
 
 
-def aside(path: Path) -> Path:
-    """Where a folder waits while the one that replaces it takes its name."""
+def replaced_folder(path: Path) -> Path:
+    """Where a folder is kept while the one that replaces it is renamed."""
     return path.parent / f".{path.name}.replaced"
 
 
-def standing(path: Path) -> Path:
-    """The folder `path`, or the one set aside where a kill came before the new one had its name."""
-    return path if path.exists() or not aside(path).exists() else aside(path)
+def current_folder(path: Path) -> Path:
+    """The folder `path`, or the one set aside if the process was killed before the new one was
+    renamed."""
+    return path if path.exists() or not replaced_folder(path).exists() else replaced_folder(path)
 
 
 def remove_directory(path: Path) -> None:
-    """A folder that may have been replaced; last what stands, so that nothing older takes over."""
-    _remove(aside(path))
+    """Remove a folder that may have been replaced; the current one last, so that `current_folder`
+    never finds an older one."""
+    _remove(replaced_folder(path))
     _remove(path)
 
 
 def _set_aside(path: Path) -> None:
-    """What is aside already goes, unless it is all that there is."""
+    """Move `path` aside, if it exists, over what was set aside before."""
     if path.exists():
         sync_directory(path.parent)
-        _remove(aside(path))
-        path.rename(aside(path))
+        _remove(replaced_folder(path))
+        path.rename(replaced_folder(path))
 
 
 def _remove(folder: Path) -> None:
@@ -122,7 +125,7 @@ def _remove(folder: Path) -> None:
 
 
 def _own(descriptor: int, folder: Path) -> bool:
-    """Lock an open folder; False too if its name went to another while we opened it."""
+    """Lock an open folder; False also if another folder has its name by now."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), folder.lstat())
@@ -131,7 +134,7 @@ def _own(descriptor: int, folder: Path) -> bool:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Innermost first; one that somebody uses by now stays."""
+    """Innermost first. One that another process has used meanwhile is not empty, and stays."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()

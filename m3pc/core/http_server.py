@@ -1,131 +1,158 @@
-"""A small HTTP server: GET only, few at a time, none of them for long.
+"""What the HTTP servers share: uvicorn with bounded connections, and checks of who may ask.
 
-A page of a stranger's site may send requests from a browser on this machine: under a name that the
-stranger owns, or with their site's name beside it. Both are refused.
+A web page may send requests from a browser on this machine: under a host name that the page's owner
+controls (DNS rebinding), or with the page's origin in a header. `is_own_name` and `is_cross_site`
+recognise both.
 """
 
+import asyncio
+import hmac
 import ipaddress
-import logging
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final
 
-MOST_CONNECTIONS: Final = 8  # at once; more are closed unanswered
-READ_SECONDS, CONNECTION_SECONDS = 5.0, 10.0
-STOP_SECONDS = 5.0
-TEXT: Final = "text/plain; charset=utf-8"
+import uvicorn
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-log = logging.getLogger(__name__)
-
-
-class HttpReply(NamedTuple):
-    status: int
-    content: bytes
-    kind: str = TEXT
+HEAD_SECONDS: Final = 10.0
+MAX_HEAD_BYTES: Final = 16 << 10  # of a request's first line and headers
+BACKLOG: Final = 128  # connections that wait to be accepted
+JOIN_SECONDS: Final = 5.0
 
 
-ReplyFn = Callable[[str, str], HttpReply]  # of a path and of what the header Authorization says
+class ServerConfig(uvicorn.Config):
+    """HTTP/1.1 only. Requests beyond `max_connections` open connections are answered 503."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_connections: int,
+        keep_alive: int,
+        stop_seconds: int,
+        head_seconds: float = HEAD_SECONDS,
+        connection_seconds: float | None = None,
+        log_level: str | None = None,
+    ) -> None:
+        """In seconds: `keep_alive` between two requests, `stop_seconds` for open requests when the
+        server stops, `head_seconds` for the head of a request to arrive, `connection_seconds` for
+        a connection in all (None: unlimited)."""
+        super().__init__(
+            app,
+            interface="asgi3",
+            http=BoundedConnection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=log_level,
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=keep_alive,
+            timeout_graceful_shutdown=stop_seconds,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            limit_concurrency=max_connections,
+        )
+        self.head_seconds, self.connection_seconds = head_seconds, connection_seconds
 
 
-class GuardedServer:
-    """Answers in threads of its own until it is closed."""
+class BoundedConnection(H11Protocol):
+    """Closes a connection whose request head takes too long, however slowly its bytes drip in.
 
-    def __init__(self, host: str, port: int, answer: ReplyFn) -> None:
-        self._server = _Server((host, port), answer)
+    The time runs from the connect, and from the first byte of each later request.
+    """
+
+    config: ServerConfig
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_head_timer()
+        if self.config.connection_seconds is not None:
+            self.loop.call_later(self.config.connection_seconds, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        previous = self.cycle  # uvicorn replaces it as soon as a head is complete
+        if self._head_timer is None and (not previous or previous.response_complete):
+            self._start_head_timer()
+        super().data_received(data)
+        if self.cycle is not previous:
+            self._cancel_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_head_timer()
+        super().connection_lost(exc)
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self.config.head_seconds, self.transport.close)
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class BackgroundServer:
+    """Serves an application in a thread of its own until it is closed."""
+
+    def __init__(self, config: ServerConfig, host: str, port: int) -> None:
+        """OSError if the address is taken."""
+        self._socket = bound_socket(host, port)
+        try:
+            self._socket.listen(BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+        self.address = address_of(self._socket)
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
         self._thread.start()
 
-    @property
-    def address(self) -> str:
-        host, port = self._server.server_address[:2]
-        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
-
     def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join(STOP_SECONDS)
-        self._server.server_close()
+        self._server.should_exit = True
+        self._thread.join(JOIN_SECONDS)
+        self._socket.close()
 
     def _serve(self) -> None:
-        self._server.serve_forever(poll_interval=0.2)
+        asyncio.run(self._server.serve([self._socket]))
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    allow_reuse_address = False  # two runs on one port would take each other's scrapes
-    request_queue_size = 2 * MOST_CONNECTIONS
-
-    def __init__(self, address: tuple[str, int], answer: ReplyFn) -> None:
-        if ":" in address[0]:
-            self.address_family = socket.AF_INET6
-        self.answer, self._room = answer, threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__(address, _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Whatever the other side does, it has so many seconds in all."""
-        end = threading.Timer(CONNECTION_SECONDS, _cut, [request])
-        end.daemon = True
-        end.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            end.cancel()
-            self._room.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("event=request-failed client=%s", client_address, exc_info=True)
+def bound_socket(host: str, port: int) -> socket.socket:
+    """A socket that owns the address but does not listen yet."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Asyncio sends small answers at once (TCP_NODELAY) only if the socket names its protocol.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = READ_SECONDS
-    server_version, sys_version = "m3pc", ""
+def address_of(bound: socket.socket) -> str:
+    """HOST:PORT, with brackets around an IPv6 host."""
+    host, port = bound.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def do_GET(self) -> None:
-        path, authorization = self.path.partition("?")[0], self.headers.get("Authorization", "")
-        self._send(self._refusal() or self.server.answer(path, authorization))
 
-    def _refusal(self) -> HttpReply | None:
-        if not is_own_name(self.headers.get("Host", "")):
-            return HttpReply(421, b"ask by an IP address, localhost or this machine's name\n")
-        if "Origin" in self.headers or self.headers.get("Sec-Fetch-Site") == "cross-site":
-            return HttpReply(403, b"not for pages of other sites\n")
-        return None
+def headers_of(scope: Scope) -> dict[str, str]:
+    """Headers of an ASGI request, with lower-case names."""
+    headers: list[tuple[Any, Any]] = scope["headers"]
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Of whatever is no well-formed GET; nothing that was sent is said again."""
-        reply = (
-            HttpReply(405, b"GET only\n")
-            if code == 501
-            else HttpReply(code, b"this is no request\n")
-        )
-        self._send(reply)
 
-    def _send(self, reply: HttpReply) -> None:
-        self.send_response(reply.status)
-        self.send_header("Content-Type", reply.kind)
-        self.send_header("Content-Length", str(len(reply.content)))
-        self.send_header("X-Content-Type-Options", "nosniff")
-        if reply.status == 405:
-            self.send_header("Allow", "GET")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(reply.content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        log.debug("event=request what=%r", format % args)
+def is_cross_site(headers: Mapping[str, str]) -> bool:
+    """Whether a page of another site sent the request."""
+    return "origin" in headers or headers.get("sec-fetch-site") == "cross-site"
 
 
 def is_own_name(host: str) -> bool:
-    """Whether a Host header is one that no stranger can own."""
+    """Whether a Host header names this machine in a way that no other site can own."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     if name.lower() in ("localhost", socket.gethostname().lower()):
         return True
@@ -136,6 +163,9 @@ def is_own_name(host: str) -> bool:
     return True
 
 
-def _cut(request: socket.socket) -> None:
-    with suppress(OSError):  # it has ended meanwhile
-        request.shutdown(socket.SHUT_RDWR)
+def has_token(headers: Mapping[str, str], token: str) -> bool:
+    """Whether the request carries `Authorization: Bearer TOKEN`, compared in constant time."""
+    scheme, _, sent = headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(
+        sent.encode(errors="replace"), token.encode()
+    )

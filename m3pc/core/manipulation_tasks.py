@@ -1,6 +1,6 @@
-"""The manipulation tasks: what they are called, how large they are, what may be changed in them.
+"""The manipulation tasks: their names, their sizes, and the arguments that may be changed.
 
-Plain facts, so that data sets, names and environments agree without loading a simulator.
+Tables without code, so that data sets, names and environments agree without loading a simulator.
 """
 
 import re
@@ -16,11 +16,11 @@ ARM = {"eef_pos": 3, "eef_quat": 4, "gripper_qpos": 2}  # numbers of a Panda; `r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManipulationTask:
-    """One environment id. Its states are `keys`, joined; its episodes end at success or `limit`."""
+    """One environment id. Its states are `keys`, joined; its episodes end at success."""
 
     name: str  # what robosuite calls it
     keys: tuple[str, ...]
-    limit: int  # steps
+    max_episode_steps: int
     object_size: int  # numbers of `object` in a file
     sim_size: int  # numbers of a flattened simulator state: time, positions, velocities
     object_at: int  # where in it the object's position begins
@@ -38,7 +38,7 @@ class ManipulationTask:
 LIFT = ManipulationTask(
     name="Lift",
     keys=(*ARM, "object"),
-    limit=400,
+    max_episode_steps=400,
     object_size=10,
     sim_size=32,
     object_at=10,
@@ -48,7 +48,7 @@ LIFT = ManipulationTask(
 CAN = ManipulationTask(
     name="PickPlaceCan",
     keys=(*ARM, "object"),
-    limit=400,
+    max_episode_steps=400,
     object_size=14,
     sim_size=71,
     object_at=31,
@@ -58,7 +58,7 @@ CAN = ManipulationTask(
 SQUARE = ManipulationTask(
     name="NutAssemblySquare",
     keys=(*ARM, "object"),
-    limit=500,
+    max_episode_steps=500,
     object_size=14,
     sim_size=45,
     object_at=10,
@@ -67,7 +67,7 @@ SQUARE = ManipulationTask(
 CAN_LIMITED = ManipulationTask(
     name="PickPlaceCan",
     keys=(*ARM, "object[:3]"),  # where the can is, not how it lies
-    limit=400,
+    max_episode_steps=400,
     object_size=14,
     sim_size=71,
     object_at=31,
@@ -81,14 +81,15 @@ TASKS: Mapping[str, ManipulationTask] = {
     "robosuite/CanLim": CAN_LIMITED,
 }
 
-FLOOR = 0.75  # metres, a height below table and bins: nothing brings an object back from there
+FLOOR = 0.75  # metres: an object below this height has fallen from table or bins for good
 OTHER_OBJECTS = (  # why a version of robosuite matters
     "from 1.5 on Lift's gripper_to_cube_pos has the opposite sign and the two halves of the Can's "
     "object are swapped"
 )
 
-# How robomimic recorded its data, which stands in no name. The controller is robosuite 1.4's own
-# OSC_POSE, in which an action of 1 asks the hand to move by 5 cm or to turn by half a radian.
+# How robomimic recorded its data: the defaults of an environment without arguments. The controller
+# is robosuite 1.4's own OSC_POSE, in which an action of 1 asks the hand to move by 5 cm or to turn
+# by half a radian.
 ROBOT, CONTROL_FREQ = "Panda", 20
 ROBOTS = ("Panda", "Sawyer", "IIWA", "Jaco", "Kinova3", "UR5e")
 CONTROLLER: Mapping[str, Any] = {
@@ -113,17 +114,17 @@ CONTROLLER: Mapping[str, Any] = {
 
 def key_part(key: str) -> tuple[str, slice]:
     """The name of an observation and which of its numbers: object[:3] is the first three."""
-    found = re.fullmatch(r"(\w+)(?:\[(\d*):(\d*)\])?", key)
-    if found is None:
+    match = re.fullmatch(r"(\w+)(?:\[(\d*):(\d*)\])?", key)
+    if match is None:
         raise InputError(f"{key!r} is no observation; give a name, or a part of it as object[:3]")
-    name, first, last = found.groups()
+    name, first, last = match.groups()
     return name, slice(int(first) if first else None, int(last) if last else None)
 
 
-def _numbers(value: object, depth: int = 2) -> bool:
-    """None, a number, or a short list of such; NaN and Inf are not among them."""
+def _is_numeric(value: object, depth: int = 2) -> bool:
+    """Whether the value is None, a finite number, or a short list of such."""
     if isinstance(value, list) and depth:
-        return len(value) <= 12 and all(_numbers(entry, depth - 1) for entry in value)
+        return len(value) <= 12 and all(_is_numeric(entry, depth - 1) for entry in value)
     # Compared, not converted: an int may be larger than any float.
     return value is None or (isinstance(value, int | float) and abs(value) <= sys.float_info.max)
 
@@ -131,24 +132,25 @@ def _numbers(value: object, depth: int = 2) -> bool:
 FIXED = ("type", "impedance_mode", "control_delta")  # others would be other actions
 
 
-def _fits_controller(values: object) -> bool:
+def _is_controller(values: object) -> bool:
     return isinstance(values, dict) and all(
         name in CONTROLLER
-        and (value == CONTROLLER[name] or (name not in FIXED and _numbers(value)))
+        and (value == CONTROLLER[name] or (name not in FIXED and _is_numeric(value)))
         for name, value in values.items()
     )
 
 
-# What an environment's name may say, and what of it: numbers and known names, never a file.
+# Arguments that an environment's name may have, and their values: numbers and known names, never a
+# file.
 ARGUMENTS: Mapping[str, Callable[[object], bool]] = {
     "robots": lambda value: value in ROBOTS,
     "control_freq": lambda value: type(value) is int and 1 <= value <= 500,
-    "controller": _fits_controller,
+    "controller": _is_controller,
 }
 
 
-def strange_arguments(arguments: Mapping[str, Any]) -> list[str]:
-    """Those that are unknown or have a value that is not allowed."""
+def unknown_arguments(arguments: Mapping[str, Any]) -> list[str]:
+    """The arguments that are unknown or have a value that is not allowed."""
     return [
         name
         for name, value in arguments.items()

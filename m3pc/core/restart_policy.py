@@ -3,25 +3,28 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-WITHIN, MOST = 600.0, 5  # seconds, ends
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
+from m3pc.core.backoff import Backoff
+
+WINDOW_SECONDS, MAX_ENDS = 600.0, 5  # as many ends within the window are too many
+BACKOFF = Backoff(first=1.0, longest=60.0)
 
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """The ends of one process, by the clock of whoever starts it."""
+    """Counts the ends of one process, by the clock of the supervisor that starts it."""
 
-    _ends: deque[float] = field(default_factory=deque)
     count: int = 0
+    _ends: deque[float] = field(default_factory=deque)  # within the window
 
     def ended(self, now: float) -> float | None:
-        """It ended at `now`: when to start it again; None after too many ends in a short time."""
+        """The process ended at `now`: when to start it again; None after too many ends in a short
+        time."""
         self.count += 1
         self._ends.append(now)
-        while self._ends[0] <= now - WITHIN:
+        while self._ends[0] <= now - WINDOW_SECONDS:
             self._ends.popleft()
-        if len(self._ends) >= MOST:
+        failures = len(self._ends)
+        if failures >= MAX_ENDS:
             return None
-        pause = FIRST_PAUSE * 2 ** (len(self._ends) - 1)
-        # The first time at once: whatever it was may be over.
-        return now if len(self._ends) == 1 else now + min(pause, LONGEST_PAUSE)
+        # The first time at once: the cause may have been a single event.
+        return now if failures == 1 else now + BACKOFF.pause(failures)

@@ -1,4 +1,4 @@
-"""Reward still to come at every step, for many episodes laid end to end. R rows, E episodes."""
+"""Returns-to-go at every step, for many episodes laid end to end. R rows, E episodes."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,7 +12,7 @@ StepArray = NDArray[np.int64]
 
 
 class ReturnSettings(Protocol):
-    """Those of a configuration under `returns`."""
+    """The section `returns` of a configuration."""
 
     @property
     def mode(self) -> str: ...
@@ -26,11 +26,12 @@ class ReturnSettings(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnRule:
-    """What `returns` means; ALGORITHM section 13 gives each preset its own."""
+    """How a return-to-go is computed from rewards; each preset has its own rule (ALGORITHM,
+    section 13)."""
 
     max_episode_steps: int  # H, the environment's step limit
     average: bool = True  # divide by the H - t steps that could still follow
-    include_now: bool = True  # whether r_t itself is still to come at step t
+    include_now: bool = True  # whether the return at step t contains r_t itself
     discount: float = 1.0
 
     @classmethod
@@ -43,8 +44,8 @@ class ReturnRule:
         )
 
     def scale(self, steps: StepArray) -> NDArray[np.float64]:
-        """The return at each step if a reward of 1 is still to come, a bit of it at every step
-        that could follow: what a sum of rewards has to be multiplied by. [R] -> [R]"""
+        """The factor from a sum of rewards to a return, at each step [R] -> [R], if the sum comes
+        in equal parts at all steps that could follow."""
         left = np.maximum(self.max_episode_steps - steps, 1)
         counted = left if self.include_now else left - 1
         weighed = (

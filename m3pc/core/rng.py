@@ -1,4 +1,4 @@
-"""Random streams that are functions of numbers: nothing to save, nothing to restore."""
+"""Random streams that are functions of seed, update and purpose: there is no state to save."""
 
 import numpy as np
 
@@ -12,8 +12,8 @@ def counter_stream(seed: int, update: int, purpose: int = BATCH) -> np.random.Ge
 
 
 class ReusableStream:
-    """One generator that can be put at the start of any such stream: cheaper than a new one, which
-    counts where a few numbers are drawn from each of many."""
+    """One generator that can be moved to the start of any such stream: cheaper than a new one,
+    which matters where a few numbers are drawn from each of many streams."""
 
     def __init__(self) -> None:
         self._bits = np.random.Philox(key=0)
@@ -21,7 +21,7 @@ class ReusableStream:
         self._rng = np.random.Generator(self._bits)
 
     def at(self, seed: int, update: int, purpose: int = BATCH) -> np.random.Generator:
-        """As `counter_stream`, until it is moved again."""
+        """The generator, moved to where `counter_stream` would start; valid until the next call."""
         self._start["state"]["key"][:] = seed, 0
         self._start["state"]["counter"][:] = 0, purpose, update, 0
         self._bits.state = self._start

@@ -30,13 +30,14 @@ def evaluation_episode(seed: int, *numbers: int) -> EpisodeStart:
 
 
 def rollout_episodes(seed: int, slot: int, incarnation: int) -> Iterator[EpisodeStart]:
-    """Of one incarnation of a rollout actor; no other, and no evaluation, has the same."""
+    """The starts of one incarnation of a rollout actor, which no other incarnation and no
+    evaluation has."""
     # Evaluations use (seed, number), which equals (seed, number, 0, 0): so never 0 here.
     return (evaluation_episode(seed, slot, incarnation + 1, number) for number in count())
 
 
 def lock_step_episode(seed: int, number: int) -> EpisodeStart:
-    """One collected episode of a run in a single process."""
+    """One collected episode of a run in a single process (`--local`)."""
     child = np.random.SeedSequence([seed, number], spawn_key=(COLLECT,))
     reset_seed, planning_seed = child.generate_state(2, np.uint64)
     return int(reset_seed >> 33), int(planning_seed >> 1)

@@ -1,4 +1,4 @@
-"""What a process does when it is told to end."""
+"""What a process does on SIGTERM and SIGINT."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -7,11 +7,12 @@ from types import FrameType
 
 
 @contextmanager
-def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT go to the handler while the block runs."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+def handle_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Call the handler on SIGTERM and SIGINT while the block runs."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, old_handler in previous.items():
+            signal.signal(number, old_handler)

@@ -1,4 +1,4 @@
-"""The token by which a Ray cluster knows its own. Whoever holds it may run anything there."""
+"""The token that Ray processes of one cluster share. Its holder may run any code there."""
 
 import os
 import secrets
@@ -14,7 +14,7 @@ BYTES = 32
 
 
 def require_token_mode(environment: Mapping[str, str], remedy: str) -> None:
-    """Nothing is started that strangers could use."""
+    """Refuse settings with which a cluster would take commands without a token."""
     mode = environment.get(MODE, "token")
     if mode.lower() != "token":
         raise InputError(
@@ -24,7 +24,7 @@ def require_token_mode(environment: Mapping[str, str], remedy: str) -> None:
 
 
 def make_token(path: Path) -> Path:
-    """A new one, unless there is one: then nobody else must be able to read it."""
+    """A file with a new token; one that exists is kept, and checked."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
@@ -35,18 +35,18 @@ def make_token(path: Path) -> Path:
 
 
 def check_token(path: Path) -> Path:
-    """Its owner's alone and not empty, or it is refused."""
+    """Refuse a token file that others may read or that is empty."""
     try:
-        found = path.stat()
+        mode = path.stat().st_mode
         empty = not path.read_bytes().strip()
     except OSError as error:
         raise InputError(
             f"the token file {path} cannot be read: {error.strerror}; copy the head's to this "
             f"machine (mode 0600) and name it by --token-file or {PATH}"
         ) from None
-    if found.st_mode & 0o077:
+    if mode & 0o077:
         raise InputError(
-            f"the token file {path} has mode {stat.S_IMODE(found.st_mode):04o}, so others may read "
+            f"the token file {path} has mode {stat.S_IMODE(mode):04o}, so others may read "
             f"or change it, and who has the token runs commands here; make it its owner's alone: "
             f"chmod 600 {path}, and a new token if it may have been seen"
         )
@@ -56,14 +56,15 @@ def check_token(path: Path) -> Path:
 
 
 def private_folder(path: Path) -> Path:
-    """Made for its owner alone. One that others may enter or that is another's is refused."""
+    """Make the folder for its owner alone; refuse one that others own or may enter."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = path.lstat()
+    mode = status.st_mode
+    if not stat.S_ISDIR(mode) or status.st_uid != os.getuid() or mode & 0o077:
         raise InputError(
-            f"{path} has mode {stat.filemode(found.st_mode)} and owner {found.st_uid}; a node's "
+            f"{path} has mode {stat.filemode(mode)} and owner {status.st_uid}; a node's "
             "folder holds its token and sockets and must be a folder that only you may enter: "
             f"chmod 700 {path}, or give another by --folder"
         )

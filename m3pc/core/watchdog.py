@@ -19,6 +19,8 @@ STDERR: Final = 2  # the descriptor, whatever sys.stderr has become
 
 
 class Watchdog:
+    """Exits the process when one call takes longer than `limit` seconds."""
+
     def __init__(
         self,
         busy_for: Callable[[], float],
@@ -35,12 +37,8 @@ class Watchdog:
         `lock` is held from the check to the end of the process, so a call that returns late
         cannot slip in between.
         """
-        self._busy_for, self._limit, self._on_hang, self._end = (
-            busy_for,
-            limit,
-            on_hang,
-            end or _exit,
-        )
+        self._busy_for, self._limit = busy_for, limit
+        self._on_hang, self._end = on_hang, end or os._exit
         self._poll_seconds, self._deadlock_seconds = poll_seconds, deadlock_seconds
         self._lock = lock or nullcontext()
         self._stop = threading.Event()
@@ -69,7 +67,3 @@ class Watchdog:
 
     def _restart_timer(self) -> None:
         faulthandler.dump_traceback_later(self._deadlock_seconds, exit=True, file=STDERR)
-
-
-def _exit(code: int) -> None:
-    os._exit(code)

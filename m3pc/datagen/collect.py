@@ -1,4 +1,4 @@
-"""Whole episodes of one policy on all cores, the same whatever the number of cores."""
+"""Complete episodes of scheduled policies, on all cores; the same for any number of cores."""
 
 import math
 import os
@@ -9,21 +9,21 @@ from multiprocessing import get_context
 from typing import Any
 
 import m3pc.envs
-from actors.single_env import ActionFn, EpisodeSchedule, SinglePolicy, play
+from actors.single_env import EpisodeSchedule, play
 from m3pc.types import Episode
 from replay.format.manifest import Header
 
-BLOCK = 4  # episodes a task
-_worker: dict[str, Any] = {}  # a worker process's environment and cast
+BLOCK = 4  # episodes per task
+_worker: dict[str, Any] = {}  # in a worker process: the environment, and the arguments of `play`
 
 
 def header_of(env_id: str, source: dict[str, Any]) -> Header:
-    """Of a set that is rolled out here: the environment's sizes, and the engine beside `source`."""
+    """Header of a data set that is collected here: sizes of the environment, `source`, engine."""
     with m3pc.envs.make(env_id) as env:
-        assert env.observation_space.shape and env.action_space.shape
+        states, actions = m3pc.envs.env_sizes(env)
         return Header(
-            states=env.observation_space.shape[0],
-            actions=env.action_space.shape[0],
+            states=states,
+            actions=actions,
             max_episode_steps=m3pc.envs.step_limit(env),
             env=env_id,
             source=source | {"engine": m3pc.envs.engine(env)},
@@ -32,21 +32,7 @@ def header_of(env_id: str, source: dict[str, Any]) -> Header:
 
 def collect(
     env_id: str,
-    policy: ActionFn,
-    *,
-    steps: int,
-    seed: int,
-    version: int = -1,
-    workers: int | None = None,
-) -> Iterator[Episode]:
-    """Episodes of one policy, up to and with the one that completes `steps`."""
-    cast = SinglePolicy(policy)
-    return played(env_id, cast, steps=steps, seed=seed, version=version, workers=workers)
-
-
-def played(
-    env_id: str,
-    cast: EpisodeSchedule,
+    schedule: EpisodeSchedule,
     *,
     seed: int,
     steps: float = math.inf,
@@ -54,47 +40,39 @@ def played(
     version: int = -1,
     workers: int | None = None,
 ) -> Iterator[Episode]:
-    """Episodes 0, 1, 2, ... in order, up to and with the round that completes one of the numbers.
+    """Yield episodes 0, 1, 2, ... in order, until `steps` or `episodes` is reached.
 
-    Episode k depends on (seed, k) only, so who rolls it out, and beside what, does not matter.
+    The last round of the schedule is completed. Episode k depends on (seed, k) only, so it does
+    not matter which process plays it.
     """
     assert steps < math.inf or episodes < math.inf, "a collection needs an end"
     workers = workers or len(os.sched_getaffinity(0))
     context = get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _start, (env_id, cast, seed, version)) as pool:
-        queue: deque[Future[list[Episode]]] = deque()
-        collected = number = asked = 0
-        last = episodes + cast.round - 1  # a round that was begun is played to its end
+    with ProcessPoolExecutor(workers, context, _start, (env_id, schedule, seed, version)) as pool:
+        blocks: deque[Future[list[Episode]]] = deque()
+        collected = number = submitted = 0
+        max_episodes = episodes + schedule.episodes_per_round - 1  # a started round is completed
         try:
             while True:
-                while len(queue) < 2 * workers and asked < last:
-                    block = range(asked, int(min(asked + BLOCK, last)))
-                    queue.append(pool.submit(_block, block))
-                    asked = block.stop
-                for episode in queue.popleft().result():
+                while len(blocks) < 2 * workers and submitted < max_episodes:
+                    block = range(submitted, int(min(submitted + BLOCK, max_episodes)))
+                    blocks.append(pool.submit(_block, block))
+                    submitted = block.stop
+                for episode in blocks.popleft().result():
                     yield episode
                     number += 1
                     collected += len(episode)
-                    enough = collected >= steps or number >= episodes
-                    if enough and number % cast.round == 0:
+                    reached = collected >= steps or number >= episodes
+                    if reached and number % schedule.episodes_per_round == 0:
                         return
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _start(env_id: str, cast: EpisodeSchedule, seed: int, version: int) -> None:
-    _worker.update(env=m3pc.envs.make(env_id), cast=cast, seed=seed, version=version)
+def _start(env_id: str, schedule: EpisodeSchedule, seed: int, version: int) -> None:
+    arguments = {"schedule": schedule, "seed": seed, "version": version}
+    _worker.update(env=m3pc.envs.make(env_id), arguments=arguments)
 
 
 def _block(numbers: range) -> list[Episode]:
-    return [_episode(number) for number in numbers]
-
-
-def _episode(number: int) -> Episode:
-    return play(
-        _worker["env"],
-        _worker["cast"],
-        seed=_worker["seed"],
-        number=number,
-        version=_worker["version"],
-    )
+    return [play(_worker["env"], number=number, **_worker["arguments"]) for number in numbers]

@@ -1,4 +1,7 @@
-"""In the sandbox: read a foreign file, write our store. Called as `main(job)` by the child."""
+"""The sandboxed half of `m3pc data import`: reads a foreign file and writes a store.
+
+The sandbox's child process calls `main(job)`.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,13 @@ from replay.store.store import StoreWriter
 
 REPORT_EVERY = 20_000  # steps
 NO_SUBSETS = "--subset is {!r}, but only robomimic's files have subsets; leave it out"
-# A file may hold one array under any number of names, each of which becomes an episode.
-LARGEST, LARGEST_RATIO = 1 << 30, 64  # bytes of a store; if more, in those of its source on disk
+# A file may hold one array under many names, each of which becomes an episode. So a store may have
+# MAX_BYTES, or MAX_RATIO times the bytes of its source on disk if that is more.
+MAX_BYTES, MAX_RATIO = 1 << 30, 64
 
 
 def main(job: dict[str, Any]) -> None:
-    """job: path, kind ('' to find out), name, sha256, options, out (an empty folder)."""
+    """job: path, kind ('' to detect it), name, sha256, options, out (an empty folder)."""
     options = ImportOptions(**{**job["options"], "keys": tuple(job["options"]["keys"])})
     path = Path(job["path"])
     if options.subset and path.is_dir():
@@ -31,7 +35,7 @@ def main(job: dict[str, Any]) -> None:
             raise InputError(
                 f"{path.name} is a folder, but not a Minari data set: data/metadata.json is missing"
             )
-        _write(minari.read_minari(path, options), origin, Path(job["out"]), _largest(path))
+        _write(minari.read_minari(path, options), origin, Path(job["out"]), max_store_bytes(path))
         return
     with open_hdf5(path) as file:
         kind = job["kind"] or _kind(file, path)
@@ -41,13 +45,13 @@ def main(job: dict[str, Any]) -> None:
             raise InputError(NO_SUBSETS.format(options.subset))
         else:
             source = d4rl.read_d4rl(file, job["name"], options)
-        _write(source, origin, Path(job["out"]), _largest(path))
+        _write(source, origin, Path(job["out"]), max_store_bytes(path))
 
 
-def _largest(path: Path) -> int:
-    """Bytes that a store of this file or folder may have."""
+def max_store_bytes(path: Path) -> int:
+    """The largest size of a store that is made from this file or folder."""
     files = path.rglob("*") if path.is_dir() else [path]
-    return max(LARGEST, LARGEST_RATIO * sum(512 * file.stat().st_blocks for file in files))
+    return max(MAX_BYTES, MAX_RATIO * sum(512 * file.stat().st_blocks for file in files))
 
 
 def _kind(file: Any, path: Path) -> str:
@@ -61,26 +65,26 @@ def _kind(file: Any, path: Path) -> str:
     )
 
 
-def _write(source: EpisodeSource, origin: dict[str, str], out: Path, largest: int) -> None:
+def _write(source: EpisodeSource, origin: dict[str, str], out: Path, max_bytes: int) -> None:
     try:
         header = Header(
-            states=source.states,
-            actions=source.actions,
+            states=source.state_size,
+            actions=source.action_size,
             max_episode_steps=source.max_episode_steps,
             env=source.env,
             source={"kind": source.kind, **origin, **source.details},
         )
     except ValidationError as error:
-        wrong = error.errors()[0]
-        raise InputError(f"{wrong['loc'][0]} is {wrong['input']!r}: {wrong['msg']}") from None
+        fault = error.errors()[0]
+        raise InputError(f"{fault['loc'][0]} is {fault['input']!r}: {fault['msg']}") from None
     writer = StoreWriter(out, header)
     reported = 0
-    step = 4 * (source.states + source.actions + 1)  # bytes
+    step_bytes = 4 * (source.state_size + source.action_size + 1)
     for episode in source.episodes:
-        if step * (writer.steps + len(episode)) > largest:
+        if step_bytes * (writer.steps + len(episode)) > max_bytes:
             raise InputError(
-                f"{origin['name']} unpacks to more than {largest} bytes, far more than it has on "
-                "disk; if it is to be trusted, write it anew without compression and links"
+                f"{origin['name']} unpacks to more than {max_bytes} bytes, far more than it has on "
+                "disk; if you trust it, write it again without compression and links"
             )
         writer.append(episode)
         if writer.steps - reported >= REPORT_EVERY:

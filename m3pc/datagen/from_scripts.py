@@ -1,157 +1,159 @@
-"""Make a data set by script, where a policy that learns from nothing would learn nothing."""
+"""`m3pc data make` for Lift and PickPlaceCan: scripted policies collect the data set.
 
-from collections.abc import Callable, Sequence
+A policy trained from nothing would hardly ever see the reward of these tasks.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from m3pc.core.env_ids import parted
+from m3pc.core.env_ids import split_env_name
 from m3pc.core.manipulation_tasks import TASKS
-from m3pc.datagen.collect import header_of, played
-from m3pc.datagen.policies.scripted import CASTS, ScriptSchedule
-from m3pc.plots import played_by_role
+from m3pc.core.progress import OnProgress
+from m3pc.datagen.collect import collect, header_of
+from m3pc.datagen.policies.scripted import SCHEDULES, ScriptSchedule
+from m3pc.plots import outcomes_by_variant
 from m3pc.types import Episode, InputError
-from replay.format.manifest import Header
 from replay.store.store import Store, write_store
 
-EPISODES = 200  # where no number is given
+EPISODES = 200  # default size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedDataRequest:
-    """What the user asked for."""
+    """The options of the command."""
 
     env_id: str
     out: Path
     quality: str
     episodes: int | None = None
     steps: int | None = None
-    noise: float | None = None  # None: each role's own; likewise
-    strays: float | None = None
+    noise: float | None = None  # None: each variant's own
+    path_noise: float | None = None  # None: each variant's own
     seed: int
     picture: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleTally:
-    """What a role's episodes came to."""
+class VariantTally:
+    """Results of the K episodes that one variant of a script played."""
 
     name: str
     lengths: Sequence[int]  # [K]
-    successes: int  # of the K
+    successes: int
 
 
 def is_scripted(env_id: str, quality: str) -> bool:
-    """Whether scripts make it; an InputError where the two do not go together."""
-    plain, _ = parted(env_id)
-    fitting = CASTS.get(plain, {})
-    if quality in fitting:
+    """Whether scripts collect this data set. Raises InputError if no command can make it."""
+    plain, _ = split_env_name(env_id)
+    schedules = SCHEDULES.get(plain, {})
+    if quality in schedules:
         return True
-    if fitting:
+    if schedules:
         raise InputError(
             f"quality is {quality!r}; for {plain}, which is played by script, give one of "
-            f"{', '.join(fitting)}"
+            f"{', '.join(schedules)}"
         )
     if plain in TASKS:
         raise InputError(
             f"there is no script for {plain}, and training would hardly ever see its reward; "
             "import robomimic's data instead: m3pc data import robomimic:square/ph OUT"
         )
-    fit = [name for name, casts in CASTS.items() if quality in casts]
-    if fit:
+    envs = [name for name, by_quality in SCHEDULES.items() if quality in by_quality]
+    if envs:
         raise InputError(
-            f"quality {quality!r} is for {', '.join(fit)}, which are played by script; for {plain} "
-            "give medium, medium-replay, expert or babble"
+            f"quality {quality!r} is for {', '.join(envs)}, which are played by script; for "
+            f"{plain} give medium, medium-replay, expert or babble"
         )
     return False
 
 
-def demonstrate(
-    order: ScriptedDataRequest,
-    on_progress: Callable[[dict[str, Any]], None],
+def make_scripted_dataset(
+    request: ScriptedDataRequest,
+    on_progress: OnProgress,
     workers: int | None = None,
-) -> tuple[Store, list[RoleTally]]:
-    """The quality's roles play in turn, for so many episodes or steps, in whole rounds."""
-    cast = CASTS[parted(order.env_id)[0]][order.quality]
-    wanted = {"noise": order.noise, "strays": order.strays}
-    given: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-    cast = replace(cast, roles=tuple(replace(role, **given) for role in cast.roles))
-    size = _size(order, cast)
-    header = _header(order, cast, size)
-    order.picture.parent.mkdir(parents=True, exist_ok=True)
+) -> tuple[Store, list[VariantTally]]:
+    """Store episodes of the quality's variants in turn, in complete rounds; draw the picture."""
+    schedule = SCHEDULES[split_env_name(request.env_id)[0]][request.quality]
+    options = {"noise": request.noise, "path_noise": request.path_noise}
+    changes: dict[str, Any] = {name: x for name, x in options.items() if x is not None}
+    schedule = replace(
+        schedule, variants=tuple(replace(variant, **changes) for variant in schedule.variants)
+    )
+    size = _size(request, schedule)
+    source = {
+        "kind": "made",
+        "quality": request.quality,
+        "algorithm": "scripted",
+        "roles": [variant.metadata() for variant in schedule.variants],
+        "share": round(1 / len(schedule.variants), 4),  # of each variant
+        "same_starts": schedule.same_starts,
+        "seed": request.seed,
+        **size,
+    }
+    header = header_of(request.env_id, source)
+    request.picture.parent.mkdir(parents=True, exist_ok=True)
     lengths: list[int] = []
     successes: list[bool] = []
-    with write_store(order.out, header) as writer:
-        for episode in played(order.env_id, cast, seed=order.seed, workers=workers, **size):
+    with write_store(request.out, header) as writer:
+        episodes = collect(request.env_id, schedule, seed=request.seed, workers=workers, **size)
+        for episode in episodes:
             writer.append(episode)
             lengths.append(len(episode))
             successes.append(succeeded(episode))
-            on_progress(_numbers(size, sum(lengths), successes))
-    tallies = tally(cast, lengths, successes)
-    _draw(order, tallies)
-    return Store(order.out), tallies
+            on_progress(_progress(size, sum(lengths), successes))
+    tallies = tally(schedule, lengths, successes)
+    outcomes_by_variant(
+        request.picture,
+        {t.name: (np.asarray(t.lengths), t.successes) for t in tallies if t.lengths},
+        title=f"{request.env_id}, {request.quality}: {len(lengths)} episodes, "
+        f"{sum(successes) / len(successes):.0%} succeed",
+    )
+    return Store(request.out), tallies
 
 
 def succeeded(episode: Episode) -> bool:
-    """The reward of these tasks is 1 at success, which ends the episode, and 0 before."""
+    """These tasks reward the step of success with 1 and end the episode; other steps get 0."""
     return episode.terminated and bool(episode.rewards[-1] > 0)
 
 
 def tally(
-    cast: ScriptSchedule, lengths: Sequence[int], successes: Sequence[bool]
-) -> list[RoleTally]:
-    roles = len(cast.roles)
+    schedule: ScriptSchedule, lengths: Sequence[int], successes: Sequence[bool]
+) -> list[VariantTally]:
+    """Lengths and successes of all episodes, by the variant that played them."""
+    count = len(schedule.variants)
     return [
-        RoleTally(name=role.name, lengths=lengths[i::roles], successes=sum(successes[i::roles]))
-        for i, role in enumerate(cast.roles)
+        VariantTally(
+            name=variant.name, lengths=lengths[i::count], successes=sum(successes[i::count])
+        )
+        for i, variant in enumerate(schedule.variants)
     ]
 
 
-def _size(order: ScriptedDataRequest, cast: ScriptSchedule) -> dict[str, int]:
-    """One of episodes and steps."""
-    if order.episodes and order.steps:
+def _size(request: ScriptedDataRequest, schedule: ScriptSchedule) -> dict[str, int]:
+    """The size of the data set: either {"episodes": count} or {"steps": count}."""
+    if request.episodes and request.steps:
         raise InputError(
-            f"--episodes {order.episodes} and --steps {order.steps} were given; give one of them"
+            f"--episodes {request.episodes} and --steps {request.steps} were given; give one of "
+            "them"
         )
-    if order.steps:
-        return {"steps": order.steps}
-    episodes = order.episodes or EPISODES
-    if episodes % cast.round:
+    if request.steps:
+        return {"steps": request.steps}
+    episodes = request.episodes or EPISODES
+    per_round = schedule.episodes_per_round
+    if episodes % per_round:
         raise InputError(
-            f"{episodes} episodes were asked for; {order.quality!r} plays {cast.round} from every "
-            f"initial state: give a multiple of {cast.round}"
+            f"{episodes} episodes were asked for; {request.quality!r} plays {per_round} from every "
+            f"initial state: give a multiple of {per_round}"
         )
     return {"episodes": episodes}
 
 
-def _header(order: ScriptedDataRequest, cast: ScriptSchedule, size: dict[str, int]) -> Header:
-    source = {
-        "kind": "made",
-        "quality": order.quality,
-        "algorithm": "scripted",
-        "roles": [role.numbers() for role in cast.roles],
-        "share": round(1 / len(cast.roles), 4),  # of each role
-        "same_starts": cast.together,
-        "seed": order.seed,
-        **size,
-    }
-    return header_of(order.env_id, source)
-
-
-def _numbers(size: dict[str, int], steps: int, successes: Sequence[bool]) -> dict[str, Any]:
-    """What is counted, of how many, first."""
+def _progress(size: dict[str, int], steps: int, successes: Sequence[bool]) -> dict[str, Any]:
+    """The unit of `size` and its total come first, as `progress` expects."""
     done = {"steps": steps, "episodes": len(successes)}
-    ((unit, wanted),) = size.items()
-    return {unit: done[unit], "of": wanted, **done, "success": sum(successes) / len(successes)}
-
-
-def _draw(order: ScriptedDataRequest, tallies: Sequence[RoleTally]) -> None:
-    episodes = sum(len(role.lengths) for role in tallies)
-    share = sum(role.successes for role in tallies) / episodes
-    played_by_role(
-        order.picture,
-        {role.name: (np.asarray(role.lengths), role.successes) for role in tallies if role.lengths},
-        title=f"{order.env_id}, {order.quality}: {episodes} episodes, {share:.0%} succeed",
-    )
+    ((unit, total),) = size.items()
+    return {unit: done[unit], "of": total, **done, "success": sum(successes) / len(successes)}

@@ -1,12 +1,11 @@
-"""Foreign data in, one verified store out."""
+"""`m3pc data import`: D4RL, robomimic or Minari data into one verified store."""
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from m3pc.core.files import sha256, staged_directory
+from m3pc.core.progress import OnProgress
 from m3pc.datasets.download import locate
 from m3pc.datasets.sandbox import SandboxLimits, run_limited
 from m3pc.datasets.source import ImportOptions
@@ -19,33 +18,35 @@ def ingest(
     out: Path,
     options: ImportOptions,
     limits: SandboxLimits,
-    on_progress: Callable[[dict[str, Any]], None],
+    on_progress: OnProgress,
     *,
     expected_sha256: str | None = None,
 ) -> Store:
-    """`source` is a path or a dataset id. Nothing appears at `out` unless all of it is good."""
+    """Import a path or a dataset id. Nothing appears at `out` unless the whole import succeeds."""
     with staged_directory(out) as stage:
-        found = locate(source, on_progress)
-        if not (found.path.is_file() or found.path.is_dir()):
-            raise InputError(f"{found.path} is neither a file nor a folder; only those are read")
-        digest = _digest(found.path)
+        located = locate(source, on_progress)
+        if not (located.path.is_file() or located.path.is_dir()):
+            raise InputError(f"{located.path} is neither a file nor a folder; only those are read")
+        digest = _digest(located.path)
         if expected_sha256 and digest != expected_sha256.lower():
-            raise InputError(f"{found.path.name} has SHA-256 {digest}, expected {expected_sha256}")
+            raise InputError(
+                f"{located.path.name} has SHA-256 {digest}, expected {expected_sha256}"
+            )
         job = {
-            "path": str(found.path),
-            "kind": found.kind,
-            "name": found.name,
+            "path": str(located.path),
+            "kind": located.kind,
+            "name": located.name,
             "sha256": digest,
             "options": asdict(options),
             "out": str(stage),
         }
         run_limited("m3pc.datagen.convert", job, limits, on_progress)
-        Store(stage)  # what the child wrote is looked at as critically as any other store
+        Store(stage)  # checks what the child wrote as strictly as any other store
     return Store(out)
 
 
-def _is_own(file: Path, folder: Path) -> bool:
-    """Whether it is a file. What is neither a file nor a folder, or leads out, is refused."""
+def _is_file(file: Path, folder: Path) -> bool:
+    """Whether it is a file. Refuses special files, and links that lead out of the folder."""
     if not (file.is_file() or file.is_dir()):
         raise InputError(f"{file} is neither a file nor a folder; only those are read")
     if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
@@ -57,6 +58,6 @@ def _digest(path: Path) -> str:
     """SHA-256 of the file, or of a folder's list of names and hashes."""
     if path.is_file():
         return sha256(path)
-    files = sorted(file for file in path.rglob("*") if _is_own(file, path))
+    files = sorted(file for file in path.rglob("*") if _is_file(file, path))
     listing = "".join(f"{sha256(file)}  {file.relative_to(path)}\n" for file in files)
     return hashlib.sha256(listing.encode()).hexdigest()

@@ -1,7 +1,8 @@
-"""Train a behaviour policy with SAC until it reaches a stated return, and keep all it did.
+"""The training behind `m3pc data make`: SAC until a stated return, keeping every episode.
 
-Each training episode is played whole by one version of the policy; as many gradient updates as it
-had steps follow. So an episode's version says exactly who acted; a run depends on its seed alone.
+One version of the policy plays a complete training episode; as many gradient updates as the episode
+had steps follow. An episode's version therefore identifies the policy that acted. The result
+depends on the seed alone.
 """
 
 import time
@@ -16,16 +17,16 @@ from actors.single_env import rollout
 from learner.sac import SAC, SACConfig
 from m3pc.core.seeding import data_episode
 from m3pc.datagen.policies.networks import Linear, TanhGaussian
-from m3pc.envs import make, normalised_score
+from m3pc.envs import env_sizes, make, normalised_score
 from m3pc.envs.registry import Env
 from m3pc.types import Episode, Floats, InputError
 
-# Where training stops, on D4RL's scale: 0 is a random policy, 100 an expert.
+# Scores at which training stops, on D4RL's scale: 0 is a random policy, 100 an expert.
 QUALITIES: Mapping[str, float] = MappingProxyType(
     {"medium": 40.0, "medium-replay": 40.0, "expert": 90.0}
 )
 EVALUATION_EPISODES = 10
-RECENT = 10  # training episodes behind `training_return`
+RECENT = 10  # training episodes that `training_return` averages
 DEFAULTS = SACConfig()
 
 
@@ -39,22 +40,24 @@ class CurvePoint:
     cpu_seconds: float
 
     def reached(self, target: float) -> bool:
-        """With noise and without: one lucky evaluation does not make a policy."""
+        """Both returns count, so that one lucky evaluation does not end the training."""
         return min(self.evaluation_return, self.training_return) >= target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SACTraining:
-    episodes: tuple[Episode, ...]  # all of them, in order; version = updates done when each began
+    """The result of a training."""
+
+    episodes: tuple[Episode, ...]  # all of them, in order; version = updates before its first step
     curve: tuple[CurvePoint, ...]
     policy: TanhGaussian
-    version: int  # updates behind the policy
-    reached: bool  # the target return
+    version: int  # updates that made the policy
+    reached: bool  # whether the target return was reached
 
 
 @dataclass(frozen=True, slots=True)
 class UniformPolicy:
-    """The policy of the first episodes."""
+    """Uniformly random actions, for the first episodes."""
 
     size: int
 
@@ -63,12 +66,12 @@ class UniformPolicy:
         return rng.uniform(-1, 1, self.size).astype(np.float32)
 
 
-def stated_return(env_id: str, quality: str, given: float | None = None) -> float:
-    """The return at which training stops: as given, or the quality's score on D4RL's scale."""
+def target_return_of(env_id: str, quality: str, target: float | None = None) -> float:
+    """The return at which training stops: `target`, or else the quality's score on D4RL's scale."""
     if quality not in QUALITIES:
         raise InputError(f"quality is {quality!r}; give one of {', '.join(QUALITIES)}")
-    if given is not None:
-        return given
+    if target is not None:
+        return target
     zero, one = (normalised_score(env_id, episode_return) for episode_return in (0.0, 1.0))
     if zero is None or one is None:
         raise InputError(
@@ -87,19 +90,20 @@ def train(
     evaluate_every: int = 1_000,
     random_steps: int = 1_000,
     settings: SACConfig = DEFAULTS,
-    on_progress: Callable[[CurvePoint], None] = lambda progress: None,
+    on_progress: Callable[[CurvePoint], None] = lambda point: None,
     clock: Callable[[], float] = time.process_time,
 ) -> SACTraining:
-    """SAC until its returns reach the target, or `max_steps` have passed."""
-    torch.set_num_threads(1)  # networks this small lose more to waiting than a second thread wins
-    training_seed, evaluation_seed, learner_seed = _seeds(seed, 3)
+    """Train until the returns reach the target, or for `max_steps` steps."""
+    torch.set_num_threads(1)  # for networks this small, synchronisation outweighs a second thread
+    words = np.random.SeedSequence(seed).generate_state(3)
+    training_seed, evaluation_seed, learner_seed = map(int, words)
     with make(env_id) as env, make(env_id) as evaluation_env:
-        state_size, action_size = _sizes(env)
+        state_size, action_size = env_sizes(env)
         sac = SAC(state_size, action_size, settings, seed=learner_seed)
         policy = _policy(sac)
         episodes: list[Episode] = []
         curve: list[CurvePoint] = []
-        steps, due, reached, started = 0, evaluate_every, False, clock()
+        steps, next_evaluation, reached, started = 0, evaluate_every, False, clock()
         while steps < max_steps and not reached:
             behaviour = policy if steps >= random_steps else UniformPolicy(action_size)
             reset_seed, rng = data_episode(training_seed, len(episodes))
@@ -109,18 +113,19 @@ def train(
             steps += len(episode)
             if steps >= random_steps:
                 sac.update(len(episode))
-            if steps >= min(due, max_steps):
-                due = steps + evaluate_every
-                starts = _evaluation_starts(evaluation_seed, len(curve))
-                progress = CurvePoint(
+            if steps >= min(next_evaluation, max_steps):
+                next_evaluation = steps + evaluate_every
+                point = CurvePoint(
                     steps=steps,
-                    evaluation_return=_evaluate(evaluation_env, policy, starts),
+                    evaluation_return=_evaluate(
+                        evaluation_env, policy, evaluation_seed, len(curve)
+                    ),
                     training_return=_mean_return(episodes[-RECENT:]),
                     cpu_seconds=clock() - started,
                 )
-                curve.append(progress)
-                on_progress(progress)
-                reached = progress.reached(target_return)
+                curve.append(point)
+                on_progress(point)
+                reached = point.reached(target_return)
         return SACTraining(
             episodes=tuple(episodes),
             curve=tuple(curve),
@@ -130,31 +135,17 @@ def train(
         )
 
 
-def _seeds(seed: int, count: int) -> list[int]:
-    return [int(word) for word in np.random.SeedSequence(seed).generate_state(count)]
-
-
-def _sizes(env: Env) -> tuple[int, int]:
-    """Numbers in a state and in an action."""
-    assert env.observation_space.shape and env.action_space.shape
-    return env.observation_space.shape[0], env.action_space.shape[0]
-
-
 def _policy(sac: SAC) -> TanhGaussian:
-    """The actor as it is; views on it, so it changes when the learner updates."""
+    """Views on the actor's weights: the policy changes with each update of the learner."""
     *hidden, mean, log_std = (Linear(weight=weight, bias=bias) for weight, bias in sac.layers())
     return TanhGaussian(hidden=tuple(hidden), mean=mean, log_std=log_std)
 
 
-def _evaluation_starts(seed: int, number: int) -> list[int]:
-    """Seeds of the resets in one evaluation; no other evaluation has them."""
+def _evaluate(env: Env, policy: TanhGaussian, seed: int, number: int) -> float:
+    """Mean return of the deterministic policy; each evaluation has reset seeds of its own."""
     first = number * EVALUATION_EPISODES
-    return [data_episode(seed, first + i)[0] for i in range(EVALUATION_EPISODES)]
-
-
-def _evaluate(env: Env, policy: TanhGaussian, starts: Sequence[int]) -> float:
-    """Mean return of the deterministic policy."""
-    return _mean_return([rollout(env, policy, seed=start, rng=None) for start in starts])
+    resets = [data_episode(seed, first + i)[0] for i in range(EVALUATION_EPISODES)]
+    return _mean_return([rollout(env, policy, seed=reset, rng=None) for reset in resets])
 
 
 def _mean_return(episodes: Sequence[Episode]) -> float:

@@ -1,7 +1,7 @@
-"""The behaviour policy inside a D4RL file, or in an .npz: arrays of one small ReLU network.
+"""The behaviour policy in a D4RL file or an .npz: the arrays of one small ReLU network.
 
 D4RL and DOPE name layers fc0, fc1, ..., last_fc (mean) and last_fc_log_std, each with weight and
-bias. An .npz may also hold w0, b0, w1, b1, ..., whose last layer gives the action itself.
+bias. An .npz may instead hold w0, b0, w1, b1, ..., whose last layer outputs the action itself.
 """
 
 import re
@@ -13,55 +13,63 @@ from typing import Any
 import h5py
 import numpy as np
 
-from m3pc.datasets.hdf5 import NUMBERS, array, members, open_hdf5, subgroup, text, to_float32
+from m3pc.datasets.hdf5 import (
+    NUMBER_KINDS,
+    member_names,
+    open_hdf5,
+    read_array,
+    read_text,
+    subgroup,
+    to_float32,
+)
 from m3pc.types import Floats, InputError
 
 LARGEST = 256 << 20  # bytes of all arrays
-FC, PLAIN = r"fc\d+\.weight", r"w\d+"  # weights of hidden layers, of all layers
+FC, PLAIN = r"fc\d+\.weight", r"w\d+"  # names of hidden layers' weights; of all layers' weights
 WeightArrays = dict[str, Floats]
-LayerNames = tuple[str, str]  # names of a weight [out, in] and a bias [out]
+LayerNames = tuple[str, str]  # names of a layer's weight [out, in] and bias [out]
 
 
 def main(job: dict[str, Any]) -> None:
-    """In the sandbox: read job['path'], write its checked arrays to job['out'] as .npz."""
+    """Runs in the sandbox: reads job['path'], writes the checked arrays to job['out'] as .npz."""
     path = Path(job["path"])
     raw = _from_npz(path) if zipfile.is_zipfile(path) else _from_hdf5(path)
-    np.savez(job["out"], **check(raw, path.name))  # type: ignore[arg-type]
+    np.savez(job["out"], **check_arrays(raw, path.name))  # type: ignore[arg-type]
 
 
-def load(path: Path) -> WeightArrays:
-    """What `main` wrote, checked once more."""
-    with np.load(path, allow_pickle=False) as found:
-        return check(dict(found), path.name)
+def load_checked(path: Path) -> WeightArrays:
+    """The arrays that `main` wrote, checked again: the sandbox is not trusted."""
+    with np.load(path, allow_pickle=False) as arrays:
+        return check_arrays(dict(arrays), path.name)
 
 
-def layers(names: Iterable[str]) -> tuple[list[LayerNames], list[LayerNames]]:
-    """Hidden layers, and those on top of the last one: mean and log std, or the action."""
+def layer_names(names: Iterable[str]) -> tuple[list[LayerNames], list[LayerNames]]:
+    """The hidden layers, and the output layers: mean and log std, or the action."""
     counts = {kind: sum(bool(re.fullmatch(kind, name)) for name in names) for kind in (FC, PLAIN)}
     if counts[PLAIN]:
         plain = [(f"w{i}", f"b{i}") for i in range(counts[PLAIN])]
         return plain[:-1], plain[-1:]
     hidden = [f"fc{i}" for i in range(counts[FC])]
-    tops = ("last_fc", "last_fc_log_std")
-    named = [(f"{layer}.weight", f"{layer}.bias") for layer in (*hidden, *tops)]
+    outputs = ("last_fc", "last_fc_log_std")
+    named = [(f"{layer}.weight", f"{layer}.bias") for layer in (*hidden, *outputs)]
     return named[: len(hidden)], named[len(hidden) :]
 
 
-def check(raw: Mapping[str, np.ndarray], name: str) -> WeightArrays:
-    """Float32 arrays whose shapes chain from the state to the action, all finite."""
-    hidden, tops = layers(raw)
-    wanted = [key for layer in (*hidden, *tops) for key in layer]
-    missing = [key for key in wanted if key not in raw]
+def check_arrays(raw: Mapping[str, np.ndarray], name: str) -> WeightArrays:
+    """The arrays as float32: finite, and of shapes that lead from the state to the action."""
+    hidden, outputs = layer_names(raw)
+    names = [key for layer in (*hidden, *outputs) for key in layer]
+    missing = [key for key in names if key not in raw]
     if missing or not hidden:
         raise InputError(
             f"{name} holds no policy: {missing or ['fc0.weight']} missing, found {sorted(raw)[:8]}"
         )
-    strange = [key for key in wanted if np.asarray(raw[key]).dtype.kind not in NUMBERS]
-    if strange:
-        raise InputError(f"{name}: {strange} are not arrays of numbers")
-    arrays = {key: to_float32(np.ascontiguousarray(raw[key])) for key in wanted}
+    unusable = [key for key in names if np.asarray(raw[key]).dtype.kind not in NUMBER_KINDS]
+    if unusable:
+        raise InputError(f"{name}: {unusable} are not arrays of numbers")
+    arrays = {key: to_float32(np.ascontiguousarray(raw[key])) for key in names}
     width = arrays[hidden[0][0]].shape[-1]
-    for layer in (*hidden, *tops):
+    for layer in (*hidden, *outputs):
         weight, bias = (arrays[key] for key in layer)
         label = layer[0].removesuffix(".weight")
         if weight.ndim != 2 or weight.shape[1] != width or bias.shape != weight.shape[:1]:
@@ -72,36 +80,36 @@ def check(raw: Mapping[str, np.ndarray], name: str) -> WeightArrays:
         if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
             raise InputError(f"{name}: {label} holds NaN or Inf")
         width = len(weight) if layer in hidden else width
-    if len({arrays[bias].shape for _, bias in tops}) > 1:
+    if len({arrays[bias].shape for _, bias in outputs}) > 1:
         raise InputError(f"{name}: last_fc and last_fc_log_std give actions of different widths")
     return arrays
 
 
 def _from_hdf5(path: Path) -> dict[str, np.ndarray]:
     with open_hdf5(path) as file:
-        if "metadata" not in members(file) or "policy" not in members(subgroup(file, "metadata")):
+        metadata = subgroup(file, "metadata") if "metadata" in member_names(file) else None
+        if metadata is None or "policy" not in member_names(metadata):
             raise InputError(
                 f"{path.name} holds no behaviour policy (metadata/policy); "
                 "D4RL's medium and expert files do"
             )
-        policy = subgroup(subgroup(file, "metadata"), "policy")
+        policy = subgroup(metadata, "policy")
         _refuse_other_networks(policy, path.name)
-        layers = [
-            name for name in members(policy) if re.fullmatch(r"fc\d+|last_fc|last_fc_log_std", name)
-        ]
+        layer = re.compile(r"fc\d+|last_fc|last_fc_log_std")
         return {
-            f"{layer}.{part}": array(subgroup(policy, layer), part)
-            for layer in layers
+            f"{name}.{part}": read_array(subgroup(policy, name), part)
+            for name in member_names(policy)
+            if layer.fullmatch(name)
             for part in ("weight", "bias")
         }
 
 
 def _refuse_other_networks(policy: h5py.Group, name: str) -> None:
-    """D4RL says what lies between the layers and on top of them; we know one answer to each."""
+    """Of the activations and distributions that D4RL can name, one each is supported."""
     for field, known in (("nonlinearity", b"relu"), ("output_distribution", b"tanh_gaussian")):
-        found = text(policy, field) if field in members(policy) else known
-        if found != known:
-            raise InputError(f"{name}: the policy's {field} is {found!r}, expected {known!r}")
+        value = read_text(policy, field) if field in member_names(policy) else known
+        if value != known:
+            raise InputError(f"{name}: the policy's {field} is {value!r}, expected {known!r}")
 
 
 def _from_npz(path: Path) -> dict[str, np.ndarray]:
@@ -110,7 +118,7 @@ def _from_npz(path: Path) -> dict[str, np.ndarray]:
     if size > LARGEST:
         raise InputError(f"{path.name} unpacks to {size} bytes; a policy needs at most {LARGEST}")
     try:
-        with np.load(path, allow_pickle=False) as found:
-            return dict(found)
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
     except ValueError as error:
         raise InputError(f"{path.name} is not a plain .npz of numbers: {error}") from None

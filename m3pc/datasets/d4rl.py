@@ -7,18 +7,17 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from m3pc.datasets.hdf5 import flags, matrix, members, to_float32, vector
+from m3pc.datasets.hdf5 import member_names, read_flags, read_matrix, read_vector, to_float32
 from m3pc.datasets.source import EpisodeSource, ImportOptions
-from m3pc.types import Episode, Floats, InputError
+from m3pc.types import Booleans, Episode, Floats, InputError
 
-HORIZON = 1000  # step limit of the locomotion tasks
-JUMP = 1e-5  # a successor further than this part from the next row's state: another episode
+STEP_LIMIT = 1000  # of the locomotion tasks
+JUMP = 1e-5  # relative distance of a successor to the next row's state that ends an episode
 ROBOTS = {
     "hopper": "d4rl/Hopper-v2",
     "walker": "d4rl/Walker2d-v2",
     "halfcheetah": "d4rl/HalfCheetah-v2",
 }
-Flags = NDArray[np.bool_]
 
 
 def is_d4rl(file: h5py.File) -> bool:
@@ -27,30 +26,30 @@ def is_d4rl(file: h5py.File) -> bool:
 
 def read_d4rl(file: h5py.File, name: str, options: ImportOptions) -> EpisodeSource:
     """Episodes end at terminals, at time-outs, where states jump, and at the end of the file."""
-    present = members(file)
-    states, actions = matrix(file, "observations"), matrix(file, "actions")
-    rewards, terminals = to_float32(vector(file, "rewards")), flags(file, "terminals")
-    successors = matrix(file, "next_observations") if "next_observations" in present else None
-    timeouts = flags(file, "timeouts") if "timeouts" in present else np.zeros_like(terminals)
+    present = member_names(file)
+    states, actions = read_matrix(file, "observations"), read_matrix(file, "actions")
+    rewards, terminals = to_float32(read_vector(file, "rewards")), read_flags(file, "terminals")
+    successors = read_matrix(file, "next_observations") if "next_observations" in present else None
+    timeouts = read_flags(file, "timeouts") if "timeouts" in present else np.zeros_like(terminals)
     _same_length(actions, rewards, terminals, timeouts, states=states, successors=successors)
-    horizon = options.max_episode_steps or HORIZON
+    max_episode_steps = options.max_episode_steps or STEP_LIMIT
     jumps = _jumps(states, successors)
     ends = terminals | timeouts | jumps
     if "timeouts" not in present:
-        timeouts = _clock_ends(ends, horizon) & ~terminals
+        timeouts = _step_limit_ends(ends, max_episode_steps) & ~terminals
     ends |= timeouts
     ends[-1] = True
     return EpisodeSource(
         kind="d4rl",
-        states=states.shape[1],
-        actions=actions.shape[1],
-        max_episode_steps=horizon,
-        env=options.env or robot(name),
+        state_size=states.shape[1],
+        action_size=actions.shape[1],
+        max_episode_steps=max_episode_steps,
+        env=options.env or env_in_name(name),
         details={
             "transitions": len(states),
             "successors": successors is not None,
             "cuts_by_jump": int((jumps & ~terminals & ~timeouts).sum()),
-            # Our environments repeat the physics of v2; older recordings were not shown to fit.
+            # Our environments have the physics of v2; older recordings are not verified.
             "physics": "v2" if "-v2" in name else "unverified",
         },
         episodes=_episodes(states, successors, actions, rewards, terminals, timeouts, ends),
@@ -62,9 +61,9 @@ def _episodes(
     successors: Floats | None,
     actions: Floats,
     rewards: Floats,
-    terminals: Flags,
-    timeouts: Flags,
-    ends: Flags,
+    terminals: Booleans,
+    timeouts: Booleans,
+    ends: Booleans,
 ) -> Iterator[Episode]:
     first = 0
     for last in np.flatnonzero(ends).tolist():
@@ -73,12 +72,12 @@ def _episodes(
         if successors is not None:
             final = successors[last]
         elif terminals[last]:
-            final = states[last]  # unknown, and never looked at: nothing follows a terminal
+            final = states[last]  # unknown, but never used: nothing follows a terminal
         else:
-            steps = slice(steps.start, last)  # the last state is known, the step from it is not
+            steps = slice(steps.start, last)  # the last step's successor is unknown: drop the step
             final = states[last]
         if steps.start == steps.stop:
-            continue  # a lone transition whose successor nobody stored
+            continue  # a single transition without a successor
         yield Episode(
             states=np.concatenate([states[steps], final[None]]),
             actions=actions[steps],
@@ -88,22 +87,22 @@ def _episodes(
         )
 
 
-def _jumps(states: Floats, successors: Floats | None) -> Flags:
+def _jumps(states: Floats, successors: Floats | None) -> Booleans:
     jumps = np.zeros(len(states), dtype=np.bool_)
     if successors is not None:
         distance = np.abs(states[1:] - successors[:-1])
         jumps[:-1] = (distance > JUMP * np.maximum(np.abs(states[1:]), 1)).any(axis=1)
-        jumps |= ~np.isfinite(successors).all(axis=1)  # a final state then, and refused as such
+        jumps |= ~np.isfinite(successors).all(axis=1)  # ends there; the store refuses the episode
     return jumps
 
 
-def _clock_ends(ends: Flags, max_episode_steps: int) -> Flags:
-    """The clock of a file that stores none: every `horizon` steps since the last end."""
+def _step_limit_ends(ends: Booleans, max_episode_steps: int) -> Booleans:
+    """Time-outs of a file that stores none: every `max_episode_steps` since the last end."""
     rows = np.arange(len(ends))
     begins = np.append(True, ends[:-1])
-    since = rows - np.maximum.accumulate(np.where(begins, rows, 0))
-    late: Flags = since % max_episode_steps == max_episode_steps - 1
-    return late
+    step = rows - np.maximum.accumulate(np.where(begins, rows, 0))
+    ends_here: Booleans = step % max_episode_steps == max_episode_steps - 1
+    return ends_here
 
 
 def _same_length(*columns: NDArray[np.generic], states: Floats, successors: Floats | None) -> None:
@@ -120,7 +119,7 @@ def _same_length(*columns: NDArray[np.generic], states: Floats, successors: Floa
         )
 
 
-def robot(name: str) -> str | None:
-    """The environment that a D4RL file name speaks of."""
-    found = re.search(r"\b(hopper|walker|halfcheetah)(?=2d|[-_])", name.lower())
-    return ROBOTS[found[1]] if found else None
+def env_in_name(name: str) -> str | None:
+    """The environment that the name of a D4RL file contains."""
+    robot = re.search(r"\b(hopper|walker|halfcheetah)(?=2d|[-_])", name.lower())
+    return ROBOTS[robot[1]] if robot else None

@@ -1,6 +1,6 @@
-"""From a dataset id to a file on this disk: resumed where it broke off, checked by its SHA-256.
+"""From a dataset id to a file on this disk: downloads are resumed and checked by SHA-256.
 
-`catalogue.tsv` lists what is known: the publishers' addresses, with sizes and hashes as
+`catalogue.tsv` lists the known datasets: the publishers' addresses, with sizes and hashes as
 TensorFlow Datasets recorded them.
 """
 
@@ -10,23 +10,24 @@ import fcntl
 import http.client
 import os
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from m3pc.core.files import sha256
+from m3pc.core.progress import OnProgress
 from m3pc.types import InputError
 
 CATALOGUE = Path(__file__).with_name("catalogue.tsv")
 SHIPPED = Path(__file__).with_name("shipped")
 TIMEOUT = 30.0  # seconds without a byte
 BLOCK = 1 << 20  # bytes between two progress reports
-OnBytes = Callable[[dict[str, int]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
+    """A row of `catalogue.tsv`."""
+
     id: str
     url: str
     bytes: int
@@ -35,15 +36,17 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocatedSource:
+    """A dataset on this disk."""
+
     path: Path
-    kind: str  # d4rl, robomimic, minari, or '' where the file must tell
-    name: str  # what to call it; D4RL's names say which robot it was
+    kind: str  # d4rl, robomimic, minari; '' if only the file can show
+    name: str  # for people; D4RL's names contain the robot
 
 
-def locate(source: str, on_progress: OnBytes) -> LocatedSource:
-    """A path as it is; an id from the cache, fetched first if need be."""
+def locate(source: str, on_progress: OnProgress) -> LocatedSource:
+    """The dataset at a path, or of an id: from the cache, downloaded first if need be."""
     kind, colon, rest = source.partition(":")
-    path = Path(os.path.expanduser(source))  # which, unlike pathlib's, takes any text
+    path = Path(os.path.expanduser(source))  # unlike pathlib's method, it accepts any text
     if os.path.exists(path):
         return LocatedSource(path=path, kind="", name=path.name)
     if not colon:
@@ -58,11 +61,14 @@ def locate(source: str, on_progress: OnBytes) -> LocatedSource:
     path = Path(os.path.expanduser(rest))
     if os.path.isfile(path):
         return LocatedSource(path=path, kind=kind, name=path.name)
-    entry = find(source)
-    return LocatedSource(path=fetch(entry, cache() / "datasets", on_progress), kind=kind, name=rest)
+    entry = find_entry(source)
+    return LocatedSource(
+        path=fetch(entry, cache_folder() / "datasets", on_progress), kind=kind, name=rest
+    )
 
 
-def find(dataset_id: str) -> CatalogueEntry:
+def find_entry(dataset_id: str) -> CatalogueEntry:
+    """The catalogue's entry; InputError with similar ids where there is none."""
     with CATALOGUE.open(newline="") as file:
         rows = {row["id"]: row for row in csv.DictReader(file, delimiter="\t")}
     if dataset_id not in rows:
@@ -77,8 +83,8 @@ def find(dataset_id: str) -> CatalogueEntry:
     )
 
 
-def fetch(entry: CatalogueEntry, folder: Path, on_progress: OnBytes) -> Path:
-    """The entry's file in `folder`. What an earlier try left is continued, not begun again."""
+def fetch(entry: CatalogueEntry, folder: Path, on_progress: OnProgress) -> Path:
+    """The entry's file in `folder`. An interrupted download is continued."""
     path = folder / f"{entry.id.replace(':', '-').replace('/', '-')}.hdf5"
     if path.is_file() and path.stat().st_size == entry.bytes and sha256(path) == entry.sha256:
         return path
@@ -86,7 +92,7 @@ def fetch(entry: CatalogueEntry, folder: Path, on_progress: OnBytes) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(part, "ab", opener=_without_links) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another process may be at it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # against another download
             _continue(entry, file, on_progress)
     except BlockingIOError:
         raise InputError(f"{entry.id} is being fetched by another process; wait for it") from None
@@ -96,31 +102,33 @@ def fetch(entry: CatalogueEntry, folder: Path, on_progress: OnBytes) -> Path:
             f"{entry.id} could not be fetched from {entry.url} "
             f"({getattr(error, 'reason', error)}); "
             f"{have} of {entry.bytes} bytes are kept. Run the command again when the network is "
-            f"there, or fetch the file by other means and give its path"
+            f"available, or fetch the file by other means and give its path"
         ) from None
-    found = sha256(part)
-    if found != entry.sha256:
+    digest = sha256(part)
+    if digest != entry.sha256:
         part.unlink()
         raise InputError(
-            f"{entry.url} gave a file with SHA-256 {found}, expected {entry.sha256}; it was removed"
+            f"{entry.url} gave a file with SHA-256 {digest}, expected {entry.sha256}; "
+            "it was removed"
         )
     part.replace(path)
     return path
 
 
 def _without_links(path: str, flags: int) -> int:
-    """A cache may be shared, and a link in it lead to a file that is none of its own."""
+    """An opener that refuses links: in a shared cache they may lead to other files."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
+    """$M3PC_CACHE, or ~/.cache/m3pc."""
     return Path(os.environ.get("M3PC_CACHE", "~/.cache/m3pc")).expanduser()
 
 
-def _continue(entry: CatalogueEntry, file: BinaryIO, on_progress: OnBytes) -> None:
+def _continue(entry: CatalogueEntry, file: BinaryIO, on_progress: OnProgress) -> None:
     have = file.tell()
     if have == entry.bytes:
-        return  # an earlier try ended just before the hash
+        return  # complete, only the hash was not checked yet
     if have > entry.bytes:
         have = file.truncate(0)
     request = urllib.request.Request(entry.url, headers={"Range": f"bytes={have}-"} if have else {})
@@ -137,17 +145,17 @@ def _continue(entry: CatalogueEntry, file: BinaryIO, on_progress: OnBytes) -> No
 
 
 def _minari(dataset_id: str) -> LocatedSource:
-    """A Minari data set in its own folder, fetched by Minari where it is not there yet."""
+    """A Minari dataset in Minari's own folder, downloaded by Minari if it is not there."""
     import minari
 
     folder = Path(minari.storage.get_dataset_path(dataset_id))
     if not (folder / "data").is_dir():
         try:
             minari.download_dataset(dataset_id)
-        except Exception as error:  # Minari passes on what its network libraries raise
+        except Exception as error:  # Minari raises whatever its network libraries raise
             raise InputError(
                 f"minari:{dataset_id} is not in {folder} and could not be fetched "
                 f"({type(error).__name__}: {error}); "
-                f"run `minari download {dataset_id}` where there is a network"
+                f"run `minari download {dataset_id}` on a machine with a network"
             ) from None
     return LocatedSource(path=folder, kind="minari", name=f"minari:{dataset_id}")

@@ -10,32 +10,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from m3pc.core.env_ids import named
-from m3pc.core.manipulation_tasks import CONTROL_FREQ, CONTROLLER, ROBOT, TASKS, strange_arguments
+from m3pc.core.env_ids import join_env_name
+from m3pc.core.manipulation_tasks import CONTROL_FREQ, CONTROLLER, ROBOT, TASKS, unknown_arguments
 from m3pc.types import InputError
 
-# What is seen and what is kept of it, not what happens: rewards are looked at themselves.
+# Prefixes of arguments that do not change the dynamics. Rewards are read from the data.
 DROPPED = ("camera", "render", "has_", "use_", "reward_", "ignore_done", "hard_reset", "horizon")
 RENAMED = {"damping": "damping_ratio", "damping_limits": "damping_ratio_limits"}  # since 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvArgs:
-    task: str | None = None  # as robosuite calls it
+    """What a file says about the environment it was recorded in."""
+
+    task: str | None = None  # robosuite's name
     version: str | None = None  # of robosuite
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: object, source: str) -> "EnvArgs":
-        """`text` is the attribute; what is not text is as good as absent."""
-        if isinstance(text, bytes):  # HDF5 has texts of one size too
+        """From the value of the attribute; empty if it is not a text."""
+        if isinstance(text, bytes):  # HDF5's texts of fixed size
             text = text.decode(errors="replace")
         if not isinstance(text, str):
             return cls()
         try:
-            found = json.loads(text)
-            task, version = found["env_name"], found.get("env_version")
-            kwargs = found.get("env_kwargs") or {}
+            args = json.loads(text)
+            task, version = args["env_name"], args.get("env_version")
+            kwargs = args.get("env_kwargs") or {}
             if not (isinstance(task, str) and isinstance(version, str | None)):
                 raise TypeError
             return cls(task=task, version=version, kwargs=dict(kwargs))
@@ -45,13 +47,14 @@ class EnvArgs:
 
     @property
     def recorded_by(self) -> str:
+        """The simulator, for people."""
         if self.version:
             return f"robosuite {self.version}"
-        return "not said: robosuite 1.4 or before is assumed"
+        return "not said: robosuite 1.4 or before is assumed"  # in manifests, as it is
 
     @property
-    def is_later(self) -> bool:
-        """Whether it is of robosuite 1.5 or later, in which `object` is another vector."""
+    def is_later_robosuite(self) -> bool:
+        """Whether it was robosuite 1.5 or later, where the observation `object` differs."""
         controller = self.kwargs.get("controller_configs")
         if isinstance(controller, Mapping) and "body_parts" in controller:
             return True
@@ -63,24 +66,24 @@ class EnvArgs:
             ) from None
 
     def env_name(self, env_id: str) -> str:
-        """The environment's name: with what of `kwargs` differs from ours and matters."""
-        name, left_out = self.merged(env_id)
+        """The environment's name, with the arguments that differ from our defaults."""
+        name, left_out = self.split_arguments(env_id)
         if left_out:
             raise InputError(
-                f"env_args asks for {left_out}, with which these environments are not made; give "
-                f"--env {env_id} to use the data without"
+                f"env_args has {left_out}, which these environments do not support; give "
+                f"--env {env_id} to use the data without them"
             )
         return name
 
-    def merged(self, env_id: str) -> tuple[str, dict[str, Any]]:
-        """The same with those arguments that these environments take, and the others."""
+    def split_arguments(self, env_id: str) -> tuple[str, dict[str, Any]]:
+        """The same with the arguments that our environments support; and all others."""
         arguments = _arguments(self.kwargs)
-        left_out = {name: arguments.pop(name) for name in strange_arguments(arguments)}
-        return named(env_id, arguments), left_out
+        left_out = {name: arguments.pop(name) for name in unknown_arguments(arguments)}
+        return join_env_name(env_id, arguments), left_out
 
     @property
     def env_id(self) -> str | None:
-        """An environment of that task; robosuite's other tasks keep their name."""
+        """Our environment of the task; one named after the task where we have none."""
         if self.task is None:
             return None
         ours = (env_id for env_id, task in TASKS.items() if task.name == self.task)
@@ -88,21 +91,27 @@ class EnvArgs:
 
 
 def _arguments(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    left = {
+    """The arguments that matter and differ from our defaults, in our spelling."""
+    arguments = {
         name: value
         for name, value in kwargs.items()
         if not name.startswith(DROPPED) and value not in (None, "default")
     }
-    robots = left.get("robots")
+    robots = arguments.get("robots")
     if isinstance(robots, list) and len(robots) == 1:
-        left["robots"] = robots[0]
-    controller = left.pop("controller_configs", {})
-    left["controller"] = _changes(controller) if isinstance(controller, dict) else controller
-    ours = {"robots": ROBOT, "control_freq": CONTROL_FREQ, "controller": {}}
-    return {name: value for name, value in left.items() if ours.get(name, ...) != value}
+        arguments["robots"] = robots[0]
+    controller = arguments.pop("controller_configs", {})
+    if isinstance(controller, dict):
+        values = {str(RENAMED.get(name, name)): value for name, value in controller.items()}
+        controller = _differing(values, CONTROLLER)
+    arguments["controller"] = controller
+    defaults: dict[str, Any] = {
+        "robots": ROBOT,
+        "control_freq": CONTROL_FREQ,
+        "controller": {},
+    }
+    return _differing(arguments, defaults)
 
 
-def _changes(controller: Mapping[str, Any]) -> dict[str, Any]:
-    """What a controller has other than ours."""
-    values = {RENAMED.get(name, name): value for name, value in controller.items()}
-    return {name: value for name, value in values.items() if CONTROLLER.get(name, ...) != value}
+def _differing(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if defaults.get(name, ...) != value}

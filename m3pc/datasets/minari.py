@@ -1,4 +1,4 @@
-"""Minari data sets, read by Minari itself. L steps, S, A sizes."""
+"""Minari datasets, read by Minari itself. L steps, S state size, A action size."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from m3pc.datasets.hdf5 import NUMBERS, open_hdf5, refuse_links, to_float32
+from m3pc.datasets.hdf5 import NUMBER_KINDS, open_hdf5, refuse_links, to_float32
 from m3pc.datasets.minari_writer import STEP_LIMIT
 from m3pc.datasets.source import EpisodeSource, ImportOptions
 from m3pc.types import Episode, Floats, InputError
@@ -19,6 +19,7 @@ def is_minari(folder: Path) -> bool:
 
 
 def read_minari(folder: Path, options: ImportOptions) -> EpisodeSource:
+    """The dataset, after checks that nothing in its files makes Minari run code."""
     import minari
 
     _refuse_missing_spaces(folder / "data" / "metadata.json")
@@ -26,52 +27,54 @@ def read_minari(folder: Path, options: ImportOptions) -> EpisodeSource:
         with open_hdf5(path) as file:
             refuse_links(file)
     try:
-        found = minari.MinariDataset(folder / "data")
-        sample = found[0]
+        dataset = minari.MinariDataset(folder / "data")
+        sample = dataset[0]
     except Exception as error:  # Minari raises whatever its storage back-ends raise
-        raise InputError(f"{folder.name} is not readable as a Minari data set: {error}") from error
-    bounds = _bounds(found.spec.action_space)
-    spec = found.env_spec
+        raise InputError(f"{folder.name} is not readable as a Minari dataset: {error}") from error
+    bounds = _bounds(dataset.spec.action_space)
+    spec = dataset.env_spec
     limit = options.max_episode_steps or (spec.max_episode_steps if spec else None)
-    limit = limit or found.storage.metadata.get(STEP_LIMIT)  # of a set that m3pc wrote
+    limit = limit or dataset.storage.metadata.get(STEP_LIMIT)  # of a dataset that m3pc wrote
     if limit is None:
         raise InputError(f"{folder.name} does not say its step limit; give --horizon")
     if spec and ":" in spec.id:
         raise InputError(
-            f"its environment {spec.id!r} would load a module; only plain ids are kept"
+            f"its environment {spec.id!r} would load a module; only plain ids are accepted"
         )
     states = _join(sample.observations, options.keys)
     return EpisodeSource(
         kind="minari",
-        states=states.shape[1],
-        actions=len(bounds[0]),
+        state_size=states.shape[1],
+        action_size=len(bounds[0]),
         max_episode_steps=limit,
         env=options.env or (spec.id if spec else None),
-        details={"id": found.spec.dataset_id, "episodes": int(found.total_episodes)},
-        episodes=_episodes(found, options.keys, bounds),
+        details={"id": dataset.spec.dataset_id, "episodes": int(dataset.total_episodes)},
+        episodes=_episodes(dataset, options.keys, bounds),
     )
 
 
 def _refuse_missing_spaces(metadata: Path) -> None:
-    """For a space that it does not find, Minari would run whatever code `env_spec` names."""
+    """Where a space is missing, Minari would run whatever code `env_spec` names."""
     try:
-        found = json.loads(metadata.read_bytes())
-        spaces = [found["observation_space"], found["action_space"]]
+        tree = json.loads(metadata.read_bytes())
+        spaces = [tree["observation_space"], tree["action_space"]]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{metadata.name} is not JSON with observation_space and action_space "
-            f"({type(error).__name__}: {error}); without both the data is not read"
+            f"({type(error).__name__}: {error}); a dataset without them is not read"
         ) from None
     if not all(isinstance(space, str) for space in spaces):
-        raise InputError(f"{metadata.name} gives spaces that are not text; the data is not read")
+        raise InputError(
+            f"{metadata.name} has spaces that are not text; such a dataset is not read"
+        )
 
 
 def _episodes(
-    found: Any, keys: tuple[str, ...], bounds: tuple[Floats, Floats]
+    dataset: Any, keys: tuple[str, ...], bounds: tuple[Floats, Floats]
 ) -> Iterator[Episode]:
     low, high = bounds
-    centre, reach = to_float32((low + high) / 2), to_float32((high - low) / 2)
-    for episode in found.iterate_episodes():
+    centre, half_range = to_float32((low + high) / 2), to_float32((high - low) / 2)
+    for episode in dataset.iterate_episodes():
         actions = np.asarray(episode.actions, dtype=np.float32).reshape(len(episode.rewards), -1)
         if actions.shape[1] != len(low):
             raise InputError(
@@ -80,7 +83,7 @@ def _episodes(
             )
         yield Episode(
             states=_join(episode.observations, keys),
-            actions=(actions - centre) / reach,  # in this order, bounds of +-1 change no bit
+            actions=(actions - centre) / half_range,  # in this order, bounds of +-1 change no bit
             rewards=np.asarray(episode.rewards, dtype=np.float32),
             terminated=bool(episode.terminations[-1]),
             truncated=bool(episode.truncations[-1] and not episode.terminations[-1]),
@@ -88,7 +91,7 @@ def _episodes(
 
 
 def _join(observations: Any, keys: tuple[str, ...]) -> Floats:
-    """[L + 1, S], one array or the chosen entries of a dictionary side by side."""
+    """States [L + 1, S] from one array, or from the chosen entries of a dictionary."""
     if isinstance(observations, dict):
         if not keys:
             raise InputError(
@@ -108,7 +111,7 @@ def _join(observations: Any, keys: tuple[str, ...]) -> Floats:
 
 def _flat(values: Any) -> Floats:
     array = np.asarray(values)
-    if array.dtype.kind not in NUMBERS:
+    if array.dtype.kind not in NUMBER_KINDS:
         raise InputError(f"observations are {array.dtype}, expected numbers")
     return to_float32(array).reshape(len(array), -1)
 

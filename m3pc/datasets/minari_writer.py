@@ -1,4 +1,4 @@
-"""A Minari data set, written by Minari itself. L steps, S, A sizes."""
+"""A Minari dataset, written by Minari itself. L steps, S state size, A action size."""
 
 import json
 import re
@@ -14,38 +14,40 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box
 
-from m3pc.core.env_ids import parted
+from m3pc.core.env_ids import split_env_name
 from m3pc.types import Episode
 
-STEP_LIMIT = "step_limit"  # in the metadata: an environment that nobody knows has no other place
+STEP_LIMIT = "step_limit"  # in the metadata, for data of an environment without a specification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinariContent:
-    name: str  # of the folder that it will have
-    states: int  # S
-    actions: int  # A
+    """What to write."""
+
+    name: str  # of the dataset, from which its id is made
+    state_size: int  # S
+    action_size: int  # A
     max_episode_steps: int  # H
-    env: str | None
-    source: dict[str, Any]
+    env: str | None  # the environment's name
+    source: dict[str, Any]  # provenance, for the description
     episodes: Iterator[Episode]
 
 
 def write_minari(folder: Path, content: MinariContent) -> None:
-    """`folder`/data, one episode in memory at a time. Actions stay in [-1, 1]."""
+    """Write `folder`/data with one episode in memory at a time. Actions stay in [-1, 1]."""
     import minari
     from minari.dataset.minari_storage import MinariStorage
 
-    folder = folder.absolute()  # Minari would take a relative path twice
+    folder = folder.absolute()  # Minari would apply a relative path twice
     folder.mkdir(exist_ok=True)
-    one = np.ones(content.actions, np.float32)
-    everywhere = np.full(content.states, np.inf, np.float32)
+    action_bound = np.ones(content.action_size, np.float32)
+    state_bound = np.full(content.state_size, np.inf, np.float32)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it would like authors and descriptions
+        warnings.simplefilter("ignore")  # about missing authors and descriptions
         storage = MinariStorage.new(
             folder / "data",
-            observation_space=Box(-everywhere, everywhere),
-            action_space=Box(-one, one),
+            observation_space=Box(-state_bound, state_bound),
+            action_space=Box(-action_bound, action_bound),
             env_spec=_env_spec(content.env, content.max_episode_steps),
             data_format="hdf5",
         )
@@ -62,7 +64,7 @@ def write_minari(folder: Path, content: MinariContent) -> None:
 
 
 def dataset_id(name: str) -> str:
-    """An id that Minari takes; the name itself where it is one, such as hopper-v0."""
+    """An id that Minari accepts; the name itself where it is one, such as hopper-v0."""
     plain = re.sub(r"[^-\w]", "-", name).strip("-") or "store"
     return plain if re.search(r".-v[0-9]+$", plain) else f"{plain}-v0"
 
@@ -83,8 +85,8 @@ def _buffer(episode: Episode) -> Any:
 
 
 def _env_spec(env: str | None, max_episode_steps: int) -> EnvSpec | None:
-    """As it is registered here, so that Minari can make it again; else with its name alone."""
-    env_id, arguments = parted(env) if env else ("", {})
+    """The registered specification, from which Minari can make the environment; else its id."""
+    env_id, arguments = split_env_name(env) if env else ("", {})
     if not env_id or ":" in env_id:
         return None
     try:
@@ -93,6 +95,6 @@ def _env_spec(env: str | None, max_episode_steps: int) -> EnvSpec | None:
         spec.kwargs |= arguments
         spec.max_episode_steps = max_episode_steps
         spec.to_json()
-    except (gymnasium.error.Error, TypeError, ValueError):  # no id, or made of code
+    except (gymnasium.error.Error, TypeError, ValueError):  # not an id, or contains code
         return None
     return spec

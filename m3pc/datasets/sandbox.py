@@ -1,7 +1,7 @@
-"""A child process for what must not take its parent down: foreign files, under limits.
+"""Reads files from unknown sources in a child process, under limits of memory and time.
 
-The child sets its limits before it imports any parser, runs `main(job)` of the module it was given,
-reports progress as JSON lines and ends with exit code 0, or with 2 and one sentence.
+The child sets its limits before it imports any parser, runs `main(job)` of the given module,
+reports progress as JSON lines, and ends with exit code 0, or with 2 and a one-line message.
 """
 
 import importlib
@@ -13,19 +13,21 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
+from m3pc.core.progress import OnProgress
 from m3pc.core.subprocesses import python_path
 from m3pc.types import InputError
 
-LONGEST = 1 << 16  # characters of a line from the child, and of its errors
-DEBUG = "M3PC_DEBUG"  # set it to see the child's own traceback
+MAX_LINE = 1 << 16  # characters of a line from the child, and of its error output
+DEBUG = "M3PC_DEBUG"  # variable; set it to see the child's own traceback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
+    """Resource limits of the child."""
+
     memory: int = 8 << 30  # bytes of address space
     seconds: float = 600.0  # of wall time, and of CPU time
 
@@ -34,12 +36,12 @@ def run_limited(
     module: str,
     job: dict[str, Any],
     limits: SandboxLimits,
-    on_progress: Callable[[dict[str, Any]], None],
+    on_progress: OnProgress,
 ) -> None:
     """Run `module.main(job)` in a child. InputError if it refuses, dies or exceeds its limits."""
-    # -P: the folder we are in may have come with the file, and hold modules of its own.
+    # -P: the current folder may have come with the file and contain Python modules.
     command = [sys.executable, "-P", "-m", "m3pc.datasets.sandbox"]
-    order = json.dumps({"module": module, "job": job, "limits": asdict(limits)})
+    request = json.dumps({"module": module, "job": job, "limits": asdict(limits)})
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -63,9 +65,9 @@ def run_limited(
         watchdog.start()
         drain.start()
         try:
-            child.stdin.write(order + "\n")
-            child.stdin.flush()  # and left open: its end tells the child that we are gone
-            while line := child.stdout.readline(LONGEST):
+            child.stdin.write(request + "\n")
+            child.stdin.flush()  # stays open: the child ends when it is closed
+            while line := child.stdout.readline(MAX_LINE):
                 on_progress(_progress(line))
             child.wait()
         finally:
@@ -73,55 +75,51 @@ def run_limited(
             child.kill()
             drain.join(timeout=10)
     if child.returncode != 0:
-        raise InputError(_verdict(child.returncode, "".join(errors), limits, late=late.is_set()))
+        raise InputError(_failure(child.returncode, "".join(errors), limits, late=late.is_set()))
 
 
 def report(**progress: object) -> None:
-    """Called in the child: one line of progress for the parent."""
+    """Called in the child: sends one line of progress to the parent."""
     sys.stdout.write(json.dumps(progress) + "\n")
     sys.stdout.flush()
 
 
 def _progress(line: str) -> dict[str, Any]:
-    """What the child says is no more to be trusted than the file that it reads."""
+    """Counts from a line of the child, whose output is trusted no more than the file it reads."""
     try:
-        found = json.loads(line)
+        counts = json.loads(line)
     except (ValueError, RecursionError):
-        found = None
-    if (
-        isinstance(found, dict)
-        and found
-        and all(isinstance(value, int) for value in found.values())
-    ):
-        return found
-    raise InputError(f"the reader said {line[:80]!r} in place of numbers; the file is not trusted")
+        counts = None
+    if isinstance(counts, dict) and counts and all(isinstance(n, int) for n in counts.values()):
+        return counts
+    raise InputError(f"the reader wrote {line[:80]!r} instead of counts; the file is not trusted")
 
 
 def _drain(stream: IO[str], into: list[str]) -> None:
-    """Keep the end of what is written, however much that is."""
+    """Read all of a stream and keep its end."""
     tail = ""
-    while block := stream.read(LONGEST):
-        tail = (tail + block)[-LONGEST:]
+    while block := stream.read(MAX_LINE):
+        tail = (tail + block)[-MAX_LINE:]
     into.append(tail)
 
 
-def _verdict(code: int, errors: str, limits: SandboxLimits, *, late: bool) -> str:
+def _failure(code: int, errors: str, limits: SandboxLimits, *, late: bool) -> str:
     if late or code == -signal.SIGXCPU:
         return (
             f"reading took longer than {limits.seconds:g} s; "
-            "raise --time-limit if the file is to be trusted"
+            "raise --time-limit if you trust the file"
         )
     if code == 2:
-        said = errors.strip().splitlines()
-        return _printable(said[-1]) if said else "the reader gave no reason"
+        messages = errors.strip().splitlines()
+        return _printable(messages[-1]) if messages else "the reader gave no reason"
     if code < 0:
         name = signal.Signals(-code).name
-        return f"the file brought its reader down ({name}): it is damaged, or made to do harm"
+        return f"the file crashed its reader ({name}): it is damaged or malicious"
     return f"the reader failed with exit code {code}: {_printable(errors.strip()[-300:])}"
 
 
 def _printable(text: str) -> str:
-    """Names in a file are its author's; a terminal would obey what some of them hold."""
+    """Without control characters: names in a file may contain terminal commands."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
@@ -129,13 +127,13 @@ def _environment() -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": python_path(),
         "ARROW_DEFAULT_MEMORY_POOL": "system",  # obeys the address-space limit
-        "HDF5_PLUGIN_PRELOAD": "::",  # never load a filter from elsewhere
+        "HDF5_PLUGIN_PRELOAD": "::",  # never load plug-in filters
         "HDF5_USE_FILE_LOCKING": "FALSE",  # read-only folders cannot be locked
         "OPENBLAS_NUM_THREADS": "1",  # each thread's stack would count against the limit
     }
 
 
-def _enter(limits: SandboxLimits) -> None:
+def _apply(limits: SandboxLimits) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     seconds = int(limits.seconds) + 1
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
@@ -144,30 +142,30 @@ def _enter(limits: SandboxLimits) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed must not leave a writer behind in its folder."""
+    """If the parent is killed, the child must not keep writing to its folder."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 
 
 def _child() -> int:
-    order = json.loads(sys.stdin.readline())
-    limits = SandboxLimits(**order["limits"])
-    _enter(limits)
+    request = json.loads(sys.stdin.readline())
+    limits = SandboxLimits(**request["limits"])
+    _apply(limits)
     try:
-        importlib.import_module(order["module"]).main(order["job"])
+        importlib.import_module(request["module"]).main(request["job"])
     except InputError as error:
         reason = str(error)
     except MemoryError:
         reason = (
             f"reading needs more than {limits.memory >> 20} MiB; "
-            "raise --memory-limit if the file is to be trusted"
+            "raise --memory-limit if you trust the file"
         )
     except ImportError as error:
         reason = (
             f"the reader cannot start within {limits.memory >> 20} MiB ({error}); "
             "raise --memory-limit"
         )
-    except Exception as error:  # a parser may raise anything over a hostile file
+    except Exception as error:  # a parser may raise anything over a malicious file
         reason = f"the file cannot be read: {type(error).__name__}: {error}"
         if os.environ.get(DEBUG):
             traceback.print_exc()

@@ -1,4 +1,4 @@
-"""What every reader of foreign data gives: sizes and origin first, then episodes one by one."""
+"""What every reader of imported data returns: sizes and origin, and an iterator of episodes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,20 +8,22 @@ from m3pc.types import Episode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportOptions:
-    """What the user may say about a file that it does not say itself."""
+    """What the user states about a file, in place of what the file says."""
 
-    keys: tuple[str, ...] = ()  # observations to join, in this order
+    keys: tuple[str, ...] = ()  # observations to concatenate to a state, in this order
     max_episode_steps: int | None = None  # H, the environment's step limit
-    env: str | None = None
-    subset: str = ""  # one of robomimic's masks; all episodes without
+    env: str | None = None  # the environment's name
+    subset: str = ""  # name of one of robomimic's masks; empty: all episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSource:
+    """A dataset that is being read."""
+
     kind: str  # d4rl, robomimic, minari
-    states: int  # S
-    actions: int  # A
+    state_size: int  # S
+    action_size: int  # A
     max_episode_steps: int  # H
-    env: str | None
-    details: dict[str, object]  # anything else worth keeping with the data
+    env: str | None  # the environment's name, if it is known
+    details: dict[str, object]  # provenance, stored as JSON with the data
     episodes: Iterator[Episode]

@@ -1,25 +1,22 @@
-"""An online run on Ray, from its start to its end, and the one process that drives it.
+"""The one process that drives an online run on Ray, from its start to its end.
 
     collecting ─> draining ─> learning ─> saving ─> evaluating ─> ending
                       ^                                              ^
       stop, SIGTERM ──┴──────────────────────────────────────────────┘
 
 Draining: actors store what they have. Learning: the updates that are still owed. Saving: the last
-version is published. A run that is told to stop goes from draining to ending at once; `m3pc resume`
-goes on with it.
+version is published. A run that is asked to stop goes from draining to ending at once; `m3pc
+resume` continues it.
 """
 
 import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from logging.handlers import RotatingFileHandler
-from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, cast
+from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
@@ -29,145 +26,68 @@ from m3pc.core.exit_codes import (
     DIVERGED,
     INTERNAL,
     IO_FAILED,
-    OK,
     OUT_OF_MEMORY,
     PARKED,
     TERMINATED,
 )
-from m3pc.core.signals import handled
+from m3pc.core.signals import handle_signals
 from m3pc.distributed.autoscaler import ActorBounds, Autoscaler
-from m3pc.distributed.endpoints import NAMESPACE, RunEndpoints
+from m3pc.distributed.endpoints import RunEndpoints
 from m3pc.distributed.evaluation_scheduler import EvaluationScheduler
 from m3pc.distributed.fleet import ProcessFleet
-from m3pc.distributed.metrics_endpoint import MetricsEndpoint, PublishMetrics, told_metrics
+from m3pc.distributed.metrics_endpoint import PublishMetrics
 from m3pc.distributed.run_metrics import gauges, missing
+from m3pc.distributed.run_view import Phase, RunView
 from m3pc.distributed.status import RateMeter, describe, log_line
-from m3pc.online.learner_loop import LearnerReport
-from m3pc.online.recovery import WEIGHTS
-from m3pc.online.results import save_pictures
+from m3pc.online.learner_loop import LearnerStatus
 from m3pc.online.run_control import (
     DesiredState,
     read_desired_state,
-    read_status,
     request,
     write_status,
 )
-from m3pc.online.run_folder import OnlineRun, open_run
-from m3pc.ray_nodes.connection import connected
-from m3pc.telemetry.recorder import merged
-from m3pc.tracking.run_lock import locked
+from m3pc.online.run_folder import OnlineRun
+from m3pc.telemetry.recorder import merge
 from m3pc.tracking.run_log import RunLog
-from m3pc.tracking.trackers import Tracker, tracker
-from m3pc.types import Coordinator, CoordinatorUnavailableError, DivergedError, InputError
+from m3pc.tracking.trackers import Tracker
+from m3pc.types import Coordinator, DivergedError, InputError
 from replay.server.schedule import schedule_of
 
-PAUSE = 0.2  # seconds between two looks
-TELL_EVERY, LOG_EVERY = 0.5, 10.0  # seconds
+PAUSE = 0.2  # seconds between two polls of all processes
+STATUS_EVERY, LOG_EVERY = 0.5, 10.0  # seconds
 DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
-LEARNER_HUNG = 600.0  # seconds in which a learner did nothing
-LOGICAL_CPUS = 256  # of a private cluster: room for as many actors as anybody asks for
+LEARNER_IDLE_SECONDS = 600.0  # a learner that does nothing for so long is hung
 NO_LIMIT = 10**9  # steps
-# Why a learner ended, by the name of its error; whatever else it was, it may pass.
-REASONS = {
+# Exit codes by the error that ended the learner. After any other error it is restarted.
+FATAL_ERRORS = {
     DivergedError.__name__: DIVERGED,
     "MemoryError": OUT_OF_MEMORY,
     "OutOfMemoryError": OUT_OF_MEMORY,
 }
 
-Phase = Literal["collecting", "draining", "learning", "saving", "evaluating", "ending", "ended"]
-Show = Callable[[Mapping[str, Any]], None]
-
-LOG, LOGS = "driver.log", "logs"  # of this process; of all others on a private cluster
-LOG_BYTES = 10 << 20
+ShowStatus = Callable[[Mapping[str, Any]], None]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    code: int
+    """How a driver's part of a run ended."""
+
+    code: int  # exit code
     reason: str
     steps: int
 
 
-def run_cluster(
-    path: Path,
-    show: Show,
-    *,
-    address: str | None,
-    coordinator: str = "",
-    metrics: MetricsEndpoint | None = None,
-    track: str = "",
-) -> RunOutcome:
-    """Drive a run until it has its steps, is told to stop, or cannot go on."""
-    path = path.resolve()  # processes elsewhere start in other folders
-    with locked(path):
-        run = open_run(path)
-        if _finished(run):
-            return RunOutcome(code=OK, reason="finished", steps=read_status(path)["steps"])
-        place = RunEndpoints(
-            run=path,
-            id=run.facts.id,
-            coordinator=coordinator,
-            roles=run.config.fleet.roles and address is not None,
-        )
-        _check_place(run, place)
-        tracked = tracker(track, path, run.config)
-        own = {"cpus": LOGICAL_CPUS, "gpus": _gpus(run)} if address is None else {}
-        with _logged(path / LOG):
-            with connected(address, namespace=NAMESPACE, logs=path / LOGS, **own):
-                check_machines(place)
-                with told_metrics(path, metrics) as tell_metrics:
-                    outcome = Driver(
-                        run, place, show, metrics=tell_metrics, tracker=tracked
-                    ).drive()
-            save_pictures(run)
-        return outcome
-
-
-def _check_place(run: OnlineRun, place: RunEndpoints) -> None:
-    """Before anything starts: what every process would stumble over is told at once."""
-    run.logged()
-    try:
-        with closing(place.connect()) as coordinator:
-            coordinator.read(WEIGHTS)
-    except CoordinatorUnavailableError as error:
-        raise InputError(
-            f"no coordinator answers: {error}; start it, or give its address"
-        ) from None
-
-
-def check_machines(place: RunEndpoints) -> None:
-    """SQLite's locks and this machine's clock hold on one machine."""
-    nodes: list[dict[str, Any]] = cast(Any, ray).nodes()
-    hosts = sorted({node["NodeManagerHostname"] for node in nodes if node["Alive"]})
-    if len(hosts) > 1 and not place.coordinator:
-        raise InputError(
-            f"the cluster has {len(hosts)} machines ({', '.join(hosts[:3])}), which cannot meet in "
-            "a file; start a Redis and give its address by --coordinator or M3PC_COORDINATOR"
-        )
-
-
-def _finished(run: OnlineRun) -> bool:
-    """Whether a driver brought all of it to an end: then nothing has to be started."""
-    last = read_status(run.path)
-    expected = {"state": "ended", "reason": "finished", "code": OK, "of": run.config.online.steps}
-    return all(last.get(name) == value for name, value in expected.items())
-
-
-def _gpus(run: OnlineRun) -> int | None:
-    """Those that the settings ask for, or as many as Ray finds."""
-    fleet = run.config.fleet
-    asked = fleet.planners * fleet.planner_gpus + fleet.learners * fleet.learner_gpus
-    return max(1, round(asked + 0.5)) if asked and run.config.compute.device == "cpu" else None
-
-
 class Driver:
+    """One `turn` polls all processes and moves the run through its phases; none blocks but the
+    ending."""
+
     def __init__(
         self,
         run: OnlineRun,
-        place: RunEndpoints,
-        show: Show,
+        endpoints: RunEndpoints,
+        show: ShowStatus,
         *,
         metrics: PublishMetrics = lambda snapshot, missing: None,
         tracker: Tracker | None = None,
@@ -175,30 +95,31 @@ class Driver:
     ) -> None:
         self.run, self._show, self._metrics, self._clock = run, show, metrics, clock
         self._tracker = tracker
-        self._coordinator: Coordinator = place.connect()
-        self.fleet = ProcessFleet(run, place)
+        self._coordinator: Coordinator = endpoints.connect()
+        self.fleet = ProcessFleet(run, endpoints)
         self.phase: Phase = "collecting"
-        self._stopping = self._code = 0
-        self._saved: Any = None
+        self._stop_requests = self._code = 0
+        self._saving: Any = None  # the learner's reply to `stop`
         self._reason = ""
-        self._since = clock()  # of the phase
-        self._told = self._logged = -1e9
-        self._wanted = run.config.fleet.actors
+        self._phase_began = clock()
+        self._status_written = self._logged = -1e9
+        self._wanted_actors = run.config.fleet.actors
         self._autoscaler: Autoscaler | None = None
-        self.rate = RateMeter()
-        self.examiner = EvaluationScheduler(run, self.fleet.evaluator, self._coordinator)
+        self._rate = RateMeter()
+        self._evaluations = EvaluationScheduler(run, self.fleet.evaluator, self._coordinator)
         request(run.path, stop=False)
 
     def drive(self) -> RunOutcome:
+        """Take turns until the run has ended."""
         runlog = RunLog(self.run.path, done=10**12, unit="step", vital=False, tracker=self._tracker)
-        with handled(self._signalled), runlog:
+        with handle_signals(self._on_signal), runlog:
             try:
                 while self.phase != "ended":
                     self.turn(self._clock(), runlog)
                     time.sleep(PAUSE)
             finally:
                 self._log(runlog)
-                self._tell(self._clock(), force=True)
+                self._publish_status(self._clock(), force=True)
                 self.fleet.end()
                 self._coordinator.close()
         return RunOutcome(code=self._code, reason=self._reason, steps=self.steps)
@@ -207,77 +128,102 @@ class Driver:
     def steps(self) -> int:
         return self.fleet.stored.steps if self.fleet.stored else 0
 
+    @property
+    def owed(self) -> int:
+        """Updates that belong to what the store holds."""
+        stored = self.fleet.stored
+        if stored is None:
+            return 0
+        schedule = schedule_of(self.run.config.online, self.run.info.max_episode_steps)
+        return schedule.owed(stored.steps, stored.episodes)
+
     def turn(self, now: float, runlog: RunLog) -> None:
-        self._obey()
+        """Poll all processes once, act on the phase, publish status and metrics."""
+        self._apply_requests(now)
         self.fleet.poll(now)
-        self._check()
-        getattr(self, f"_{self.phase}")(now)
+        self._check_processes(now)
+        match self.phase:
+            case "collecting":
+                self._collect(now)
+            case "draining":
+                self._drain(now)
+            case "learning":
+                self._learn()
+            case "saving":
+                self._save()
+            case "evaluating":
+                self._evaluate(now)
+            case "ending":
+                self._end()
         if self.phase in ("collecting", "evaluating"):
             last = self.phase == "evaluating"
-            self.examiner.poll(now, self.steps, runlog, last=last)
-        self._tell(now)
+            self._evaluations.poll(now, self.steps, runlog, last=last)
+        self._publish_status(now)
         if now - self._logged >= LOG_EVERY:
             self._logged = now
             self._log(runlog)
 
-    # What is asked from outside
+    # Requests from outside
 
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._stopping += 1
-        if self._stopping > 1:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._stop_requests += 1
+        if self._stop_requests > 1:
             os._exit(TERMINATED)
 
-    def _obey(self) -> None:
+    def _apply_requests(self, now: float) -> None:
         try:
-            asked = read_desired_state(self.run.path)
+            desired = read_desired_state(self.run.path)
         except InputError as error:  # the run goes on as it is
             log.warning("event=wanted-unreadable reason=%s", error)
             return
-        if asked.stop and not self._stopping:
-            self._stopping = 1
+        if desired.stop and not self._stop_requests:
+            self._stop_requests = 1
         if self.phase == "collecting":
-            self._scale(asked, self._clock())
+            self._scale(desired, now)
 
-    def _scale(self, asked: DesiredState, now: float) -> None:
+    def _scale(self, desired: DesiredState, now: float) -> None:
         """To the number that was asked for, or to one between the bounds that fits the load."""
-        bounds = _bounds(asked, self.run.config.fleet)
+        bounds = _bounds(desired, self.run.config.fleet)
         if bounds is None:
             self._autoscaler = None
-            self._wanted = self._wanted if asked.actors is None else asked.actors
+            if desired.actors is not None:
+                self._wanted_actors = desired.actors
         else:
             if self._autoscaler is None or self._autoscaler.bounds != bounds:
                 self._autoscaler = Autoscaler(bounds)
-            before, running = self._wanted, self.fleet.running
-            self._wanted = self._autoscaler.decide(
-                now, self.fleet.snapshot(), actors=before, running=running
+            before = self._wanted_actors
+            self._wanted_actors = self._autoscaler.decide(
+                now, self.fleet.snapshot(), actors=before, running=self.fleet.running_actors
             )
-            if self._wanted != before:
-                self.fleet.scaled(before, self._wanted)
-                log.info("event=autoscaled from=%d to=%d", before, self._wanted)
-        self.fleet.scale(self._wanted, now)
+            if self._wanted_actors != before:
+                self.fleet.count_scaling(before, self._wanted_actors)
+                log.info("event=autoscaled from=%d to=%d", before, self._wanted_actors)
+        self.fleet.scale(self._wanted_actors, now)
 
-    def _check(self) -> None:
-        """Whether the run can go on at all."""
-        if self.fleet.parked and self.phase == "collecting":
+    # Whether the run can go on
+
+    def _check_processes(self, now: float) -> None:
+        if self.fleet.is_parked and self.phase == "collecting":
             reasons = sorted({actor.reason for actor in self.fleet.actors.values()})
             self._give_up(PARKED, f"every actor ended too often: {'; '.join(reasons)[:500]}")
-        for seat in (self.fleet.store, self.fleet.learner, *self.fleet.planners):
-            if seat.state == "parked" and self.phase not in ("ending", "ended"):
-                code = IO_FAILED if seat is self.fleet.store else INTERNAL
-                self._give_up(code, f"{seat.name} ended too often: {seat.reason[:500]}")
-        learnt = self.fleet.learnt
-        if learnt is not None:
-            self._check_learner(learnt)
+        for process in self.fleet.core[:-1]:  # without its evaluator a run goes on
+            if process.state == "parked" and self.phase not in ("ending", "ended"):
+                code = IO_FAILED if process is self.fleet.store else INTERNAL
+                self._give_up(code, f"{process.name} ended too often: {process.reason[:500]}")
+        status = self.fleet.learner_status
+        if status is not None:
+            self._check_learner(status, now)
 
-    def _check_learner(self, learnt: LearnerReport) -> None:
-        if learnt.error and self.phase not in ("ending", "ended"):
-            final = REASONS.get(learnt.error.partition(":")[0])
-            if final is not None:
-                self._give_up(final, f"the learner ended by {learnt.error}")
+    def _check_learner(self, status: LearnerStatus, now: float) -> None:
+        idle = status.idle_seconds
+        if status.error and self.phase not in ("ending", "ended"):
+            code = FATAL_ERRORS.get(status.error.partition(":")[0])
+            if code is not None:
+                self._give_up(code, f"the learner ended by {status.error}")
             else:
-                self.fleet.learner.lost(self._clock(), learnt.error)
-        elif learnt.idle > LEARNER_HUNG and self.phase in ("collecting", "learning"):
-            self.fleet.learner.lost(self._clock(), f"it did nothing for {learnt.idle:.0f} s")
+                self.fleet.learner.lost(now, status.error)
+        elif idle > LEARNER_IDLE_SECONDS and self.phase in ("collecting", "learning"):
+            self.fleet.learner.lost(now, f"it did nothing for {idle:.0f} s")
 
     def _give_up(self, code: int, reason: str) -> None:
         log.error("event=giving-up code=%d reason=%s", code, reason)
@@ -289,129 +235,125 @@ class Driver:
     def _enter(self, phase: Phase) -> None:
         if phase != self.phase:
             log.info("event=phase from=%s to=%s steps=%d", self.phase, phase, self.steps)
-            self.phase, self._since = phase, self._clock()
+            self.phase, self._phase_began = phase, self._clock()
 
-    def _collecting(self, now: float) -> None:
-        if self._stopping or self.steps >= self.run.config.online.steps:
-            self._reason = "stopped" if self._stopping else "finished"
-            # What is on its way is stored, though the learner may be behind: it catches up later.
+    def _collect(self, now: float) -> None:
+        if self._stop_requests or self.steps >= self.run.config.online.steps:
+            self._reason = "stopped" if self._stop_requests else "finished"
+            # Episodes on their way are stored though the learner may be behind: it catches up.
             self.fleet.set_slack(NO_LIMIT)
             self.fleet.scale(0, now)
             self._enter("draining")
 
-    def _draining(self, now: float) -> None:
-        if self.fleet.left or now - self._since > 2 * DRAIN_SECONDS:
-            self._enter("ending" if self._stopping else "learning")
+    def _drain(self, now: float) -> None:
+        if self.fleet.has_drained or now - self._phase_began > 2 * DRAIN_SECONDS:
+            self._enter("ending" if self._stop_requests else "learning")
 
-    def _learning(self, now: float) -> None:
-        """Until nothing is owed by what the store holds after all actors left."""
-        learnt, known = self.fleet.learnt, self.fleet.store.as_of >= self._since
-        caught_up = known and learnt is not None and learnt.updates >= self.owed
-        if self._stopping:
+    def _learn(self) -> None:
+        """Until no update is owed for what the store holds after all actors left."""
+        status = self.fleet.learner_status
+        is_known = self.fleet.store.reported_at >= self._phase_began
+        if self._stop_requests:
             self._enter("ending")
-        elif caught_up:
+        elif is_known and status is not None and status.updates >= self.owed:
             self._enter("saving")
 
-    def _saving(self, now: float) -> None:
-        """Where the answer is lost, or the learner, its successor may have to catch up first."""
+    def _save(self) -> None:
+        """If the reply or the learner is lost, the next learner may have to catch up first."""
         learner = self.fleet.learner
-        if self._stopping:
+        if self._stop_requests:
             self._enter("ending")
-        elif self._saved is None and learner.state == "up":
-            self._saved = learner.handle.stop.remote(END_SECONDS)
-        elif self._saved is not None and ray.wait([self._saved], timeout=0)[0]:
-            answer, self._saved = self._saved, None
+        elif self._saving is None and learner.state == "up":
+            self._saving = learner.handle.stop.remote(END_SECONDS)
+        elif self._saving is not None and ray.wait([self._saving], timeout=0)[0]:
+            reply, self._saving = self._saving, None
             try:
-                saved: bool = ray.get(answer, timeout=1.0)
+                is_saved: bool = ray.get(reply, timeout=1.0)
             except RayError as error:
                 log.warning("event=save-again reason=%s", type(error).__name__)
-                saved = False
-            self._enter("evaluating" if saved else "learning")
+                is_saved = False
+            self._enter("evaluating" if is_saved else "learning")
 
-    def _evaluating(self, now: float) -> None:
-        if self.examiner.is_done(now, self.steps) or self._stopping:
+    def _evaluate(self, now: float) -> None:
+        if self._evaluations.is_done(now, self.steps) or self._stop_requests:
             self._enter("ending")
 
-    def _ending(self, now: float) -> None:
-        """The learner saves, the store closes its log. After that nothing of it is looked at."""
-        if self._stopping and not self._code:
-            self._reason = "stopped"  # whatever it was about to say
-        calls = [
-            (self.fleet.learner.handle, "stop", (DRAIN_SECONDS,)),
-            (self.fleet.store.handle, "close", ()),
-        ]
-        for handle, method, arguments in calls:
-            if handle is not None and not _called(handle, method, arguments):
+    def _end(self) -> None:
+        """The learner saves and the store closes its log. Their processes are not polled again."""
+        if self._stop_requests and not self._code:
+            self._reason = "stopped"  # replaces "finished"
+        learner, store = self.fleet.learner.handle, self.fleet.store.handle
+        calls: list[tuple[str, Callable[[], Any]]] = []
+        if learner is not None:
+            calls.append(("stop", lambda: learner.stop.remote(DRAIN_SECONDS)))
+        if store is not None:
+            calls.append(("close", store.close.remote))
+        for name, call in calls:
+            if not _completed(name, call):
                 self._code = self._code or TERMINATED
         self._enter("ended")
 
-    @property
-    def owed(self) -> int:
-        stored = self.fleet.stored
-        if stored is None:
-            return 0
-        schedule = schedule_of(self.run.config.online, self.run.facts.max_episode_steps)
-        return schedule.owed(stored.steps, stored.episodes)
+    # Reports
 
-    # What is told
+    def view(self) -> RunView:
+        """The run at this moment, for status and metrics."""
+        fleet = self.fleet
+        return RunView(
+            config=self.run.config,
+            phase=self.phase,
+            snapshot=fleet.snapshot(),
+            steps_per_second=self._rate.add(time.monotonic(), self.steps),
+            stored=fleet.stored,
+            learner=fleet.learner_status,
+            owed=self.owed,
+            processes=[process.view() for process in fleet.core],
+            actors={slot: actor.view() for slot, actor in fleet.actors.items()},
+            finished=list(fleet.finished),
+            evaluations=self._evaluations.rows,
+        )
 
     def _log(self, runlog: RunLog) -> None:
         if self.fleet.stored:
             runlog.write("fleet", self.steps, log_line(self.fleet.snapshot()))
 
-    def _tell(self, now: float, *, force: bool = False) -> None:
-        if now - self._told >= TELL_EVERY or force:
-            self._told = now
-            about = {"pid": os.getpid(), "host": socket.gethostname()}
-            about |= {"reason": self._reason, "code": self._code}
-            status = describe(self) | about
-            try:
-                write_status(self.run.path, status)
-            except OSError as error:  # a full disk passes
-                log.warning("event=status-lost reason=%s", error)
-            self._metrics(merged([self.fleet.snapshot(), gauges(self)]), missing(self))
-            self._show(status)
+    def _publish_status(self, now: float, *, force: bool = False) -> None:
+        if now - self._status_written < STATUS_EVERY and not force:
+            return
+        self._status_written, view = now, self.view()
+        status = describe(view) | {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "reason": self._reason,
+            "code": self._code,
+        }
+        try:
+            write_status(self.run.path, status)
+        except OSError as error:  # a full disk passes
+            log.warning("event=status-lost reason=%s", error)
+        self._metrics(merge([view.snapshot, gauges(view)]), missing(view))
+        self._show(status)
 
 
-def _bounds(asked: DesiredState, fleet: FleetConfig) -> ActorBounds | None:
-    """None where a number was asked for, or neither that nor bounds."""
-    if asked.least is not None and asked.most is not None:
-        return ActorBounds(least=asked.least, most=asked.most)
-    if asked.actors is None and fleet.most_actors:
-        return ActorBounds(least=fleet.least_actors, most=fleet.most_actors)
+def _bounds(desired: DesiredState, fleet: FleetConfig) -> ActorBounds | None:
+    """Of autoscaling; None where a number was asked for, or neither that nor bounds."""
+    if desired.min_actors is not None and desired.max_actors is not None:
+        return ActorBounds(min_actors=desired.min_actors, max_actors=desired.max_actors)
+    if desired.actors is None and fleet.most_actors:
+        return ActorBounds(min_actors=fleet.least_actors, max_actors=fleet.most_actors)
     return None
 
 
-def _called(handle: Any, method: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether it was done in time. What is called here may be called again: a reply can be lost."""
-    end = time.monotonic() + END_SECONDS
-    while (left := end - time.monotonic()) > 0:
+def _completed(name: str, call: Callable[[], Any]) -> bool:
+    """Whether a call was completed in time. A call whose reply is lost is repeated."""
+    deadline = time.monotonic() + END_SECONDS
+    while (left := deadline - time.monotonic()) > 0:
         try:
-            answer = ray.get(getattr(handle, method).remote(*arguments), timeout=left)
+            reply = ray.get(call(), timeout=left)
         except ActorUnavailableError:
             time.sleep(PAUSE)
         except RayError as error:
-            log.warning("event=end-failed method=%s reason=%s", method, type(error).__name__)
+            log.warning("event=end-failed method=%s reason=%s", name, type(error).__name__)
             return False
         else:
-            return answer is not False
+            return reply is not False
     return False
-
-
-@contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """What this process logs, in a file of the run: a terminal has no room for it."""
-    handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    root = logging.getLogger("m3pc")
-    before = root.level, root.propagate
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    root.propagate = False
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(before[0])
-        root.propagate = before[1]
-        handler.close()

@@ -1,32 +1,35 @@
-"""Where the processes of a run meet. Small and picklable: every process gets one."""
+"""How the processes of a run find each other. Small and picklable: every process gets one."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from m3pc.coordinator import connect
-from m3pc.online.recovery import disk_floor
-from m3pc.types import Coordinator, RecoveredState
+from m3pc.online.recovery import recover_from_disk
+from m3pc.types import Coordinator
 
 GENERATIONS, COORDINATOR = "generations", "coordinator.sqlite"  # in the run's folder
 NAMESPACE = "m3pc"  # of Ray
 NodeRole = Literal["actor", "planner", "learner"]
-ROLE_UNITS = 0.001  # of a node's resource: it tells where, and CPUs and GPUs tell how many
+ROLE_UNITS = 0.001  # of a node's role resource, which only says where a process may run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEndpoints:
+    """Names and addresses of one run."""
+
     run: Path  # a folder that all machines see
     id: str  # of the run
     coordinator: str  # address, or "" for a file in the run's folder
-    roles: bool = False  # whether nodes say which parts of a run they are for
+    roles: bool = False  # whether processes run only on nodes that offer their role
 
     def name(self, part: str, number: int = 0) -> str:
-        """Of a process, in Ray: no other run has it."""
+        """Of a process in Ray; unique among all runs of a cluster."""
         return f"{self.id}-{part}-{number}"
 
     def resources(self, role: NodeRole) -> dict[str, float]:
-        """What a process asks Ray for, so that it lands where it belongs."""
+        """What a process requests from Ray to run on a node of its role."""
         return {f"m3pc_{role}": ROLE_UNITS} if self.roles else {}
 
     def connect(self) -> Coordinator:
@@ -34,8 +37,5 @@ class RunEndpoints:
             self.coordinator or self.run / COORDINATOR,
             run=self.id,
             generations=self.run / GENERATIONS,
-            floor=self.floor,
+            recover=partial(recover_from_disk, self.run),
         )
-
-    def floor(self) -> RecoveredState:
-        return disk_floor(self.run)

@@ -1,6 +1,6 @@
-"""When a run is measured: the newest weights at fixed numbers of environment steps, and at its end.
+"""When a run is evaluated: its newest weights at fixed numbers of environment steps and at its end.
 
-Nothing here waits; the evaluator plays in a process of its own.
+No call here blocks: the evaluator reads the weights and plays in a process of its own.
 """
 
 import logging
@@ -9,106 +9,124 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from m3pc.distributed.evaluator import EvaluatorStatus
 from m3pc.distributed.supervisor import SupervisedProcess, reason_of
-from m3pc.model import checkpoint
-from m3pc.model.weights import to_bytes
-from m3pc.online.evaluation import Evaluated, is_due
+from m3pc.online.evaluation import EvaluationRecord, is_due
 from m3pc.online.recovery import WEIGHTS
 from m3pc.online.run_folder import OnlineRun
-from m3pc.tracking.run_log import RunLog, read
-from m3pc.types import Coordinator, CoordinatorUnavailableError
+from m3pc.tracking.run_log import RunLog, read_metrics
+from m3pc.types import Coordinator, CoordinatorUnavailableError, Pointer
 from planner.server.weights_loader import RejectedError
-from planner.server.weights_loader import read as published
 
-HUNG = 600.0  # seconds in which an evaluation took no step
-ASK_SECONDS = 120.0  # in which an evaluation that is due cannot begin
+STEP_SECONDS = 600.0  # an evaluation that takes no step for so long is hung
+START_SECONDS = 120.0  # a due evaluation that cannot start for so long is given up at the run's end
 TRIES = 3  # of one evaluation whose process dies or hangs
 
 log = logging.getLogger(__name__)
 
 
 class EvaluationScheduler:
-    def __init__(self, run: OnlineRun, seat: SupervisedProcess, coordinator: Coordinator) -> None:
-        """`seat` is the evaluator's."""
-        self._run, self._seat, self._coordinator = run, seat, coordinator
+    """Requests the evaluations of a run and writes their results into its log."""
+
+    def __init__(
+        self,
+        run: OnlineRun,
+        evaluator: SupervisedProcess[EvaluatorStatus],
+        coordinator: Coordinator,
+    ) -> None:
+        self._run, self._evaluator, self._coordinator = run, evaluator, coordinator
         self._every = run.config.evaluation.every
-        self._pending: tuple[int, Any] | None = None  # steps, answer
-        self._waiting: float | None = None  # since when one is due
-        self._lost = 0  # tries of the evaluation that is due
-        self.rows = read(run.path, "evaluation")
-        self._asked = self._evaluated  # steps at the last evaluation that was asked for
+        self._pending: tuple[int, Any] | None = None  # steps, reply
+        self._delayed_since: float | None = None  # when a due evaluation first could not start
+        self._failures = 0  # tries of the due evaluation
+        self.rows = read_metrics(run.path, "evaluation")
+        self._requested = self._evaluated  # steps at the last evaluation that was requested
+
+    @property
+    def is_pending(self) -> bool:
+        return self._pending is not None
 
     def poll(self, now: float, steps: int, runlog: RunLog, *, last: bool = False) -> None:
-        """Take what has come; ask if it is time, or if this is the `last` of the run."""
+        """Take a result that has arrived; request an evaluation if it is due, or if it is the
+        `last` of the run."""
         if self._pending is not None:
-            self._take(now, runlog)
-        elif not is_due(self._asked, steps, every=self._every, last=last):
-            self._waiting = None
-        elif not self._ask(steps) and self._waiting is None:
-            self._waiting = now
+            self._receive(now, runlog)
+        elif not is_due(self._requested, steps, every=self._every, last=last):
+            self._delayed_since = None
+        elif not self._request(steps):
+            self._delay(now)
 
     def is_done(self, now: float, steps: int) -> bool:
-        """Whether nothing more can come after so many steps."""
+        """Whether no further evaluation can follow after so many steps."""
         if self._pending is not None:
             return False
-        given_up = self._waiting is not None and now - self._waiting > ASK_SECONDS
-        return self._asked >= steps or given_up or self._seat.state == "parked"
+        delayed = self._delayed_since
+        given_up = delayed is not None and now - delayed > START_SECONDS
+        return self._requested >= steps or given_up or self._evaluator.state == "parked"
 
-    def _ask(self, steps: int) -> bool:
-        """Whether it could be. First what the run was before anything was learnt, however much is
-        collected already."""
-        if self._seat.state != "up":
+    def _delay(self, now: float) -> None:
+        if self._delayed_since is None:
+            self._delayed_since = now
+
+    def _request(self, steps: int) -> bool:
+        """Whether it could start. The first evaluation of a run is of its offline weights, at step
+        0, however much is collected by now."""
+        if self._evaluator.state != "up":
             return False
-        at, content = (steps, self._newest()) if self._asked >= 0 else (0, self._offline())
-        if content is None:
+        pointer = None
+        if self._requested < 0:
+            steps = 0
+        elif (pointer := self._newest()) is None:
             return False
-        self._asked, self._waiting = at, None
-        self._pending = at, self._seat.handle.evaluate.remote(content)
+        self._requested = steps
+        self._pending = steps, self._evaluator.handle.evaluate.remote(pointer)
         return True
 
-    def _take(self, now: float, runlog: RunLog) -> None:
+    def _newest(self) -> Pointer | None:
+        try:
+            return self._coordinator.read(WEIGHTS)
+        except CoordinatorUnavailableError as error:
+            log.info("event=nothing-to-evaluate reason=%s", error)
+            return None
+
+    def _receive(self, now: float, runlog: RunLog) -> None:
         assert self._pending is not None
-        steps, answer = self._pending
-        if not ray.wait([answer], timeout=0)[0]:
-            idle: float | None = self._seat.report
-            if idle is not None and idle > HUNG:
-                self._seat.lost(now, f"an evaluation took no step for {idle:.0f} s")
+        steps, reply = self._pending
+        if not ray.wait([reply], timeout=0)[0]:
+            report = self._evaluator.report
+            if report is not None and report.detail.idle_seconds > STEP_SECONDS:
+                idle = report.detail.idle_seconds
+                self._evaluator.lost(now, f"an evaluation took no step for {idle:.0f} s")
             return
         self._pending = None
         try:
-            found: Evaluated = ray.get(answer, timeout=1.0)
+            record: EvaluationRecord = ray.get(reply, timeout=1.0)
         except RayError as error:
-            self._lose(steps, error)
+            cause = error.cause if isinstance(error, RayTaskError) else None
+            if isinstance(cause, RejectedError):  # the file may just have been replaced: try again
+                log.info("event=nothing-to-evaluate reason=%s: %s", cause.reason, cause.message)
+                self._requested = self._evaluated
+                self._delay(now)
+            else:
+                self._failed(steps, error)
             return
-        self._lost = 0
-        self.rows.append({"step": steps, **found.numbers})
-        runlog.write("evaluation", steps, found.numbers, returns=found.returns)
+        self._failures, self._delayed_since = 0, None
+        self.rows.append({"step": steps, **record.numbers})
+        runlog.write("evaluation", steps, record.numbers, returns=record.returns)
 
-    def _lose(self, steps: int, error: RayError) -> None:
-        """Where its process died it is asked again at the next turn, but not for ever. What failed
-        by itself would fail again: the next one may not."""
-        self._lost += 1
-        again = self._lost < TRIES and not isinstance(error, RayTaskError)
+    def _failed(self, steps: int, error: RayError) -> None:
+        """Repeat an evaluation whose process died, but not indefinitely. One that raised an error
+        would raise it again; a later evaluation may not."""
+        self._failures, self._delayed_since = self._failures + 1, None
+        repeat = self._failures < TRIES and not isinstance(error, RayTaskError)
         log.warning(
-            "event=evaluation-lost steps=%d again=%s reason=%s", steps, again, reason_of(error)
+            "event=evaluation-lost steps=%d again=%s reason=%s", steps, repeat, reason_of(error)
         )
-        if again:
-            self._asked = self._evaluated
+        if repeat:
+            self._requested = self._evaluated
         else:
-            self._lost = 0
+            self._failures = 0
 
     @property
     def _evaluated(self) -> int:
         return max((row["step"] for row in self.rows), default=-1)
-
-    def _offline(self) -> bytes:
-        return to_bytes(checkpoint.read(self._run.offline).weights)
-
-    def _newest(self) -> bytes | None:
-        """What was published last, verified; or nothing now: it may just be replaced."""
-        try:
-            pointer = self._coordinator.read(WEIGHTS)
-            return to_bytes(published(self._run.path, pointer)) if pointer else None
-        except (CoordinatorUnavailableError, RejectedError) as error:
-            log.info("event=nothing-to-evaluate reason=%s", error)
-            return None

@@ -1,40 +1,56 @@
-"""Evaluations beside the collecting: a process of its own, fixed versions, fixed seeds."""
+"""The evaluator of a run: a process of its own that plays fixed episodes by published weights."""
 
+import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from m3pc.model import checkpoint
 from m3pc.model.device import prepare_compute
-from m3pc.model.weights import from_bytes
-from m3pc.online.evaluation import Evaluated, evaluated, evaluation
+from m3pc.online.evaluation import EvaluationRecord, evaluate_run, evaluation_record
 from m3pc.online.run_folder import open_run
-from m3pc.types import Version
+from m3pc.telemetry.process_report import ProcessReport
+from m3pc.types import Pointer, Version
+from planner.server.weights_loader import read_published
 
 
-# Ray's types do not know max_concurrency; more than 1 so that it answers while it plays.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatorStatus:
+    idle_seconds: float  # since the last step of the evaluation that is played; 0 between them
+
+
+# Ray's types do not know max_concurrency; more than 1 so that it reports while it plays.
 @ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)  # type: ignore[call-overload]
 class EvaluatorActor:
+    """Evaluates one version at a time."""
+
     def __init__(self, run: Path) -> None:
         self._run = open_run(run)
         prepare_compute(self._run.config.compute)
-        self._beat: float | None = None  # of the last step that was played
+        self._last_step: float | None = None
 
-    def evaluate(self, content: bytes) -> Evaluated:
-        weights = from_bytes(content)
+    def evaluate(self, pointer: Pointer | None) -> EvaluationRecord:
+        """Of published weights, or of the run's offline checkpoint (None). RejectedError where the
+        file is not the one that the pointer names."""
         self._step({})
         try:
-            found = evaluation(self._run, weights, self._step)
+            if pointer is None:
+                weights = checkpoint.read(self._run.offline).weights
+            else:
+                weights = read_published(self._run.path, pointer)
+            result = evaluate_run(self._run, weights, self._step)
         finally:
-            self._beat = None
-        return evaluated(found, Version.unpacked(weights.version).number)
+            self._last_step = None
+        return evaluation_record(result, Version.unpacked(weights.version).number)
 
-    def report(self) -> float:
-        """Seconds since it last stepped, of an evaluation that is being played; else 0."""
-        beat = self._beat
-        return 0.0 if beat is None else time.monotonic() - beat
+    def report(self) -> ProcessReport[EvaluatorStatus]:
+        last = self._last_step
+        status = EvaluatorStatus(idle_seconds=0.0 if last is None else time.monotonic() - last)
+        return ProcessReport(pid=os.getpid(), snapshot={}, detail=status)
 
     def _step(self, numbers: Mapping[str, Any]) -> None:
-        self._beat = time.monotonic()
+        self._last_step = time.monotonic()

@@ -1,7 +1,7 @@
 """The processes of a run on Ray, kept alive: store, learner, planners, evaluator, actors.
 
-Each finds the others by name and asks again while one is away, so any of them may be killed at any
-time; whoever drives the run only has to look often.
+Each looks up the others by name and repeats a request while one is away, so any of them may be
+killed at any time. The driver only has to poll often.
 """
 
 from collections import deque
@@ -10,203 +10,180 @@ from functools import partial
 from typing import Any, cast
 
 from actors.remote import RolloutActor
-from actors.reports import FinishedEpisode, RolloutReport
+from actors.reports import FinishedEpisode
 from actors.rollout_loop import ExplorationConfig
 from actors.rollout_worker import RolloutConfig
 from learner.remote import LearnerActor
 from m3pc.distributed.data_parallel import build_learner
 from m3pc.distributed.endpoints import NAMESPACE, NodeRole, RunEndpoints
-from m3pc.distributed.evaluator import EvaluatorActor
+from m3pc.distributed.evaluator import EvaluatorActor, EvaluatorStatus
 from m3pc.distributed.rollout_supervisor import SupervisedRolloutWorker
 from m3pc.distributed.supervisor import SupervisedProcess
 from m3pc.model import checkpoint
-from m3pc.online.learner_loop import LearnerReport
+from m3pc.online.learner_loop import LearnerStatus
 from m3pc.online.run_folder import OnlineRun, open_run
 from m3pc.telemetry.aggregate import RunTotals
 from m3pc.telemetry.catalogue import RESTARTS, SCALED
+from m3pc.telemetry.process_report import DetailT
 from m3pc.telemetry.recorder import Recorder, Snapshot
 from planner.server.client import PlannerClient
 from planner.server.remote import PlannerActor
-from planner.server.service import PlannerService
+from planner.server.service import PlannerService, PlannerStatus
 from replay.format.payload import encode
 from replay.server.client import StoreClient
 from replay.server.remote import StoreActor
 from replay.server.service import StoreTotals
 
-RECENT = 50  # finished episodes that are remembered
+RECENT_EPISODES = 50  # finished episodes that are kept for the status
 
 
 class ProcessFleet:
-    """Seats of all processes, by name."""
+    """All supervised processes of a run, and the metrics of all of them together."""
 
-    def __init__(self, run: OnlineRun, place: RunEndpoints) -> None:
-        self.run, self.place = run, place
-        self._fleet = run.config.fleet
-        self.totals, self._recorder = RunTotals(), Recorder()
-        self.store = self._seat("store", self._make_store, lambda h: h.status.remote())
-        self.learner = self._seat("learner", self._make_learner)
-        self.planners = [
-            self._seat(f"planner-{n}", partial(self._make_planner, n))
-            for n in range(self._fleet.planners)
+    def __init__(self, run: OnlineRun, endpoints: RunEndpoints) -> None:
+        self.run, self.endpoints = run, endpoints
+        self._config = run.config.fleet
+        self._totals, self._recorder = RunTotals(), Recorder()
+        self.store: SupervisedProcess[StoreTotals] = self._supervise("store", self._make_store)
+        self.learner: SupervisedProcess[LearnerStatus] = self._supervise(
+            "learner", self._make_learner
+        )
+        self.planners: list[SupervisedProcess[PlannerStatus]] = [
+            self._supervise(f"planner-{n}", partial(self._make_planner, n))
+            for n in range(self._config.planners)
         ]
-        self.evaluator = self._seat("evaluator", self._make_evaluator)
+        self.evaluator: SupervisedProcess[EvaluatorStatus] = self._supervise(
+            "evaluator", self._make_evaluator
+        )
         self.actors: dict[int, SupervisedRolloutWorker] = {}
-        self._leaving: dict[
-            SupervisedRolloutWorker, float
-        ] = {}  # and until when they are waited for
-        self.finished: deque[FinishedEpisode] = deque(maxlen=RECENT)
-        self._restarts: dict[str, int] = {}  # by name: how often each process ended
-        self._stored: StoreTotals | None = None
+        self._leaving: dict[SupervisedRolloutWorker, float] = {}  # with the time of their deadline
+        self.finished: deque[FinishedEpisode] = deque(maxlen=RECENT_EPISODES)
+        self.stored: StoreTotals | None = None  # the last known, also while the store is away
+        self._restarts: dict[str, int] = {}  # counted so far, by name
 
     def poll(self, now: float) -> None:
-        """Start what is to be started, hear what there is to hear. Others wait for the store: it
-        makes the folder that they read."""
+        """Start the processes that are due and take the reports that have arrived. All others
+        wait for the store: it creates the folder that they read."""
         self.store.poll(now)
         if self.store.report is None:
             return
-        for seat in (self.learner, *self.planners, self.evaluator):
-            seat.poll(now)
-        if any(seat.state == "up" for seat in self.planners):
+        self.stored = self.store.report.detail
+        for process in self.core[1:]:
+            process.poll(now)
+        if any(planner.state == "up" for planner in self.planners):
             for actor in self.actors.values():
                 actor.poll(now)
-        self._leave(now)
-        self._hear()
+        self._retire_drained(now)
+        self._take_reports()
 
     def scale(self, count: int, now: float) -> None:
-        """As many actors as that: the highest slots leave, the lowest free ones are filled."""
+        """Run so many actors: the lowest free slots are filled, the highest are drained."""
         for slot in range(count):
             if slot not in self.actors:
                 self.actors[slot] = self._actor(slot)
         for slot in sorted(self.actors)[count:]:
             actor = self.actors.pop(slot)
-            actor.drain(self._fleet.deadline)
-            self._leaving[actor] = now + self._fleet.deadline + self._fleet.silence
+            actor.drain(self._config.deadline)
+            self._leaving[actor] = now + self._config.deadline + self._config.silence
 
-    def scaled(self, before: int, after: int) -> None:
-        """Autoscaling changed how many actors are wanted."""
+    def count_scaling(self, before: int, after: int) -> None:
+        """Count, as a metric, that autoscaling changed the number of actors."""
         self._recorder.add(SCALED, label="up" if after > before else "down")
 
     def set_slack(self, steps: int) -> None:
-        """How far collecting may run ahead of learning, from now on."""
+        """Set how far collecting may run ahead of learning."""
         if self.store.handle is not None:
             self.store.handle.set_slack.remote(steps)
 
-    def _leave(self, now: float) -> None:
-        for actor in [one for one, until in self._leaving.items() if one.drained or now > until]:
-            del self._leaving[actor]
-            actor.leave()
-            self.totals.ended(actor.name)
-
     def end(self) -> None:
-        for seat in self.seats():
-            seat.end()
+        for process in self.processes():
+            process.end()
 
     @property
-    def parts(self) -> list[SupervisedProcess]:
-        """All but the actors."""
+    def core(self) -> list[SupervisedProcess[Any]]:
+        """All processes but the actors: the store first, the evaluator last."""
         return [self.store, self.learner, *self.planners, self.evaluator]
 
-    def seats(self) -> Iterator[SupervisedProcess]:
-        yield from self.parts
+    def processes(self) -> Iterator[SupervisedProcess[Any]]:
+        yield from self.core
         yield from self.actors.values()
         yield from self._leaving
 
     @property
-    def left(self) -> bool:
-        """Whether all who were told to leave have left."""
+    def has_drained(self) -> bool:
+        """Whether every actor that was asked to leave has left."""
         return not self._leaving
 
     @property
-    def running(self) -> int:
-        """Actors that collect."""
-        return sum(actor.works for actor in self.actors.values())
+    def running_actors(self) -> int:
+        return sum(actor.is_working for actor in self.actors.values())
 
     @property
-    def parked(self) -> bool:
+    def is_parked(self) -> bool:
         """Whether there are actors, and all of them ended too often."""
         return bool(self.actors) and all(a.state == "parked" for a in self.actors.values())
 
     @property
-    def stored(self) -> StoreTotals | None:
-        """As it said last, also while it is away."""
-        if self.store.report is not None:
-            self._stored = self.store.report[0]
-        return self._stored
-
-    @property
-    def learnt(self) -> LearnerReport | None:
-        return cast("LearnerReport | None", self.learner.report)
+    def learner_status(self) -> LearnerStatus | None:
+        return self.learner.report.detail if self.learner.report else None
 
     def snapshot(self) -> Snapshot:
-        self.totals.take("driver", 0, self._recorder.snapshot())
-        return self.totals.now()
+        self._totals.update("driver", 0, self._recorder.snapshot())
+        return self._totals.snapshot()
 
-    def _hear(self) -> None:
-        """Take the totals of everybody who said something."""
-        if self.store.report is not None:
-            self._take(self.store, self.store.report[1])
-        if self.learnt is not None:
-            self._take(self.learner, self.learnt.snapshot)
-        for planner in self.planners:
-            if planner.report is not None:
-                self._take(planner, planner.report[0])
+    def _retire_drained(self, now: float) -> None:
+        leaving = list(self._leaving.items())
+        for actor in [a for a, deadline in leaving if a.has_drained or now > deadline]:
+            del self._leaving[actor]
+            actor.retire()
+            self._totals.remove(actor.name)
+
+    def _take_reports(self) -> None:
+        for process in self.processes():
+            if process.report is not None:
+                self._totals.update(process.name, process.incarnation, process.report.snapshot)
+            self._count_restarts(process)
         for actor in (*self.actors.values(), *self._leaving):
-            report: RolloutReport | None = actor.report
-            if report is not None:
-                life = (report.pid, report.incarnation)
-                self.totals.take(actor.name, hash(life), report.snapshot)
-                self._remember(actor, report)
-        self._count_restarts()
+            for episode in actor.report.detail.finished if actor.report else ():
+                if episode.number > actor.last_episode:
+                    actor.last_episode = episode.number
+                    self.finished.append(episode)
 
-    def _take(self, seat: SupervisedProcess, snapshot: Snapshot) -> None:
-        self.totals.take(seat.name, seat.restarts.count, snapshot)
+    def _count_restarts(self, process: SupervisedProcess[Any]) -> None:
+        counted = self._restarts.get(process.name, 0)
+        if process.restarts.count > counted:
+            self._restarts[process.name] = process.restarts.count
+            part = process.name.partition("-")[0]
+            self._recorder.add(RESTARTS, process.restarts.count - counted, part)
 
-    def _remember(self, actor: SupervisedRolloutWorker, report: RolloutReport) -> None:
-        for episode in report.finished:
-            if episode.number > actor.heard:
-                actor.heard = episode.number
-                self.finished.append(episode)
+    # How each process is made
 
-    def _count_restarts(self) -> None:
-        for seat in self.seats():
-            known = self._restarts.get(seat.name, 0)
-            if seat.restarts.count > known:
-                self._restarts[seat.name] = seat.restarts.count
-                part = seat.name.partition("-")[0]
-                self._recorder.add(RESTARTS, seat.restarts.count - known, part)
-
-    # Making
-
-    def _seat(
-        self,
-        name: str,
-        make: Callable[[], Any],
-        ask: Callable[[Any], Any] = lambda handle: handle.report.remote(),
-    ) -> SupervisedProcess:
-        return SupervisedProcess(name, make, patience=self._fleet.silence, ask=ask)
+    def _supervise(self, name: str, make: Callable[[], Any]) -> SupervisedProcess[DetailT]:
+        return SupervisedProcess(name, make, patience=self._config.silence)
 
     def _options(self, part: str, number: int = 0, *, role: NodeRole = "learner") -> dict[str, Any]:
-        """Store and evaluator live where the learner does."""
+        """Of Ray. Store and evaluator run where the learner does."""
         return {
-            "name": self.place.name(part, number),
+            "name": self.endpoints.name(part, number),
             "namespace": NAMESPACE,
-            "resources": self.place.resources(role),
+            "resources": self.endpoints.resources(role),
         }
 
     def _make_store(self) -> Any:
-        run, kind = self.run, cast(Any, StoreActor)
-        return kind.options(**self._options("store")).remote(
+        run, actor_class = self.run, cast(Any, StoreActor)
+        return actor_class.options(**self._options("store")).remote(
             str(run.replay), run.header, run.config.online, run.config.fleet
         )
 
     def _make_learner(self) -> Any:
-        options = self._options("learner") | {"num_gpus": self._fleet.learner_gpus}
-        return cast(Any, LearnerActor).options(**options).remote(partial(build_learner, self.place))
+        options = self._options("learner") | {"num_gpus": self._config.learner_gpus}
+        build = partial(build_learner, self.endpoints)
+        return cast(Any, LearnerActor).options(**options).remote(build)
 
     def _make_planner(self, number: int) -> Any:
         options = self._options("planner", number, role="planner")
-        options |= {"num_gpus": self._fleet.planner_gpus}
-        build = partial(build_planner, self.place)
+        options |= {"num_gpus": self._config.planner_gpus}
+        build = partial(build_planner, self.endpoints)
         return cast(Any, PlannerActor).options(**options).remote(build)
 
     def _make_evaluator(self) -> Any:
@@ -215,43 +192,47 @@ class ProcessFleet:
 
     def _actor(self, slot: int) -> SupervisedRolloutWorker:
         options = self._options("actor", slot, role="actor") | {
-            "num_cpus": self._fleet.actor_cpus,
+            "num_cpus": self._config.actor_cpus,
             "scheduling_strategy": "SPREAD",
         }
-        make = cast(Any, RolloutActor).options(**options).remote
-        silence = self._fleet.silence
+        make = partial(cast(Any, RolloutActor).options(**options).remote, slot)
         return SupervisedRolloutWorker(
-            slot, partial(make, slot), self._order(slot), patience=silence
+            slot, make, self.rollout_config(slot), patience=self._config.silence
         )
 
-    def _order(self, slot: int) -> RolloutConfig:
-        config, fleet = self.run.config, self._fleet
-        names = [self.place.name("planner", n) for n in range(fleet.planners)]
+    def rollout_config(self, slot: int) -> RolloutConfig:
+        config, fleet = self.run.config, self._config
+        planners = [self.endpoints.name("planner", n) for n in range(fleet.planners)]
         return RolloutConfig(
-            env_id=self.run.facts.env,
+            env_id=self.run.info.env,
             seed=config.seed,
-            acting=ExplorationConfig(
+            exploration=ExplorationConfig(
+                discount=1.0 if config.planner.mode == "m" else config.critic.discount,
+                noise_scale=config.online.noise,
+                planner_timeout=fleet.deadline,
+                max_policy_lag=config.online.pause_after,
+            ),
+            planner=PlannerClient(
+                planners,
+                NAMESPACE,
                 window=config.model.window,
                 horizon=config.planner.horizon,
-                discount=1.0 if config.planner.mode == "m" else config.critic.discount,
-                noise=config.online.noise,
-                patience=fleet.deadline,
-                pause_after=config.online.pause_after,
+                deadline=fleet.deadline,
+                slot=slot,
             ),
-            planner=PlannerClient(names, NAMESPACE, deadline=fleet.deadline, slot=slot),
-            sink=StoreClient(self.place.name("store"), NAMESPACE, fleet.deadline),
+            sink=StoreClient(self.endpoints.name("store"), NAMESPACE, fleet.deadline),
             encode=encode,
-            connect=self.place.connect,
+            connect=self.endpoints.connect,
             envs=fleet.envs_per_actor,
             step_timeout=fleet.step_timeout,
-            unacked=fleet.unacked,
-            receipts=self.run.receipts(slot) if fleet.receipts else None,
+            max_unacked=fleet.unacked,
+            ack_log=self.run.ack_log(slot) if fleet.receipts else None,
         )
 
 
-def build_planner(place: RunEndpoints) -> PlannerService:
-    """With the newest checkpoint, until the first published version is found."""
-    run = open_run(place.run)
-    service = PlannerService(checkpoint.newest(run.checkpoints).weights, run.config)
-    service.follow(place.connect(), run.path)
+def build_planner(endpoints: RunEndpoints) -> PlannerService:
+    """In the process of a planner: by the newest checkpoint until it knows a published version."""
+    run = open_run(endpoints.run)
+    service = PlannerService(checkpoint.read_newest(run.checkpoints).weights, run.config)
+    service.follow(endpoints.connect(), run.path)
     return service

@@ -1,4 +1,4 @@
-"""Commands of m3pc as jobs of a Ray cluster, which runs them while nobody watches."""
+"""Commands of m3pc as jobs of a Ray cluster, which go on when the terminal is closed."""
 
 import asyncio
 import logging
@@ -17,22 +17,24 @@ from m3pc.core.token_file import MODE, PATH
 from m3pc.types import InputError
 
 ADDRESS = "http://127.0.0.1:8265"
-# Seconds that a job has to end in order before Ray kills it: a run stores what it has and saves.
+# Seconds that a stopped job has to store its episodes and save before Ray kills it.
 STOP_SECONDS = 90
 JOB_ID = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-# Not sent along with the code; what .gitignore names is not, either.
-LEFT_OUT = [".git", ".venv", "/runs", "/data", "/tests", "/docs"]
-ON_A_CLUSTER = ("finetune", "resume")  # commands that join it, unless they say what to join
+# Not uploaded with the code, as everything that .gitignore names.
+EXCLUDED = [".git", ".venv", "/runs", "/data", "/tests", "/docs"]
+CLUSTER_COMMANDS = ("finetune", "resume")  # connect to it by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
+    """A submitted command, as Ray's job server reports it."""
+
     id: str
     status: str  # PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED
     command: str
     message: str = ""
-    code: int | None = None  # with which its command ended
+    code: int | None = None  # exit code of its command
 
     @property
     def ended(self) -> bool:
@@ -40,10 +42,10 @@ class Job:
 
 
 def entrypoint(words: Sequence[str], folder: Path) -> str:
-    """One line for a shell: the command with the code that was sent along, in a folder where its
-    paths mean on the cluster what they mean here."""
+    """A shell line that runs the command by the uploaded code in a folder that all machines see,
+    so relative paths mean the same there as here."""
     command = list(words)
-    joins = command[0] in ON_A_CLUSTER and not {"--address", "--local"} & {
+    joins = command[0] in CLUSTER_COMMANDS and not {"--address", "--local"} & {
         word.partition("=")[0] for word in command
     }
     if joins:
@@ -58,7 +60,7 @@ def entrypoint(words: Sequence[str], folder: Path) -> str:
 
 
 class Jobs:
-    """Of one cluster."""
+    """The jobs of one cluster."""
 
     def __init__(self, address: str) -> None:
         if urlsplit(address).scheme not in ("http", "https"):
@@ -71,7 +73,7 @@ class Jobs:
         from ray.job_submission import JobSubmissionClient
 
         for name in ("", ".dashboard.modules.dashboard_sdk", ".dashboard.modules.job.sdk"):
-            logging.getLogger(f"ray{name}").setLevel(logging.ERROR)  # they tell what they send
+            logging.getLogger(f"ray{name}").setLevel(logging.ERROR)  # they log what they send
         self._address = address
         with self._explained():
             self._client = cast(Any, JobSubmissionClient)(address)
@@ -85,17 +87,18 @@ class Jobs:
         environment: Mapping[str, str],
         job: str = "",
     ) -> str:
-        """Its id. `code` is the folder that is sent along; without it the cluster has its own."""
+        """The id of the new job. `code` is the folder to upload; None: the cluster has m3pc
+        installed."""
         name = _checked(job or f"{words[0]}-{secrets.token_hex(4)}")
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), **environment}
-        surroundings: dict[str, Any] = {"env_vars": variables}
+        runtime_env: dict[str, Any] = {"env_vars": variables}
         if code is not None:
-            surroundings |= {"working_dir": str(code), "excludes": LEFT_OUT}
+            runtime_env |= {"working_dir": str(code), "excludes": EXCLUDED}
         with self._explained():
-            found: str = self._client.submit_job(
-                entrypoint=entrypoint(words, folder), submission_id=name, runtime_env=surroundings
+            job_id: str = self._client.submit_job(
+                entrypoint=entrypoint(words, folder), submission_id=name, runtime_env=runtime_env
             )
-        return found
+        return job_id
 
     def find(self, job: str) -> Job:
         with self._explained():
@@ -104,12 +107,11 @@ class Jobs:
     def all(self) -> list[Job]:
         """The newest first."""
         with self._explained():
-            found = self._client.list_jobs()
-        submitted = [each for each in found if each.submission_id]
-        return [_job(each) for each in sorted(submitted, key=lambda each: -(each.start_time or 0))]
+            jobs = [info for info in self._client.list_jobs() if info.submission_id]
+        return [_job(info) for info in sorted(jobs, key=lambda info: -(info.start_time or 0))]
 
     def stop(self, job: str) -> bool:
-        """Whether it ran. It is told, not waited for."""
+        """Ask a job to stop, without waiting for it; whether it was running."""
         with self._explained():
             return bool(self._client.stop_job(_checked(job)))
 
@@ -118,7 +120,7 @@ class Jobs:
             return str(self._client.get_job_logs(_checked(job)))
 
     def follow(self, job: str, show: Callable[[str], None]) -> Job:
-        """Show what it prints until it ends."""
+        """Show the output of a job until it ends."""
 
         async def tail() -> None:
             async for text in self._client.tail_job_logs(_checked(job)):
@@ -130,7 +132,7 @@ class Jobs:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Ray's errors in a sentence that says what to do."""
+        """Turn Ray's errors into InputErrors that say what to do."""
         from ray.exceptions import AuthenticationError
 
         try:
@@ -149,33 +151,34 @@ class Jobs:
             raise InputError(f"the cluster at {self._address} says: {_last_line(error)}") from None
 
 
-def variables(given: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE as given, or NAME with its value in this shell, which keeps no history of it."""
-    found = {}
-    for text in given:
+def variables(assignments: Sequence[str]) -> dict[str, str]:
+    """From NAME=VALUE, or NAME for its value in this shell, which keeps secrets out of the shell's
+    history."""
+    environment = {}
+    for text in assignments:
         name, equals, value = text.partition("=")
         if not NAME.fullmatch(name):
             raise InputError(f"--env is {text!r}; give NAME=VALUE, or NAME for its value here")
         if not equals and name not in os.environ:
             raise InputError(f"--env names {name}, which is not set here; set it or give a value")
-        found[name] = value if equals else os.environ[name]
-    return found
+        environment[name] = value if equals else os.environ[name]
+    return environment
 
 
 def _checked(job: str) -> str:
-    """Ids are parts of URLs and of file names."""
+    """Ids become parts of URLs and of file names."""
     if not JOB_ID.fullmatch(job):
         raise InputError(f"a job's id is {job!r}; give letters, digits, and . _ - inside")
     return job
 
 
-def _job(found: Any) -> Job:
+def _job(info: Any) -> Job:
     return Job(
-        id=found.submission_id,
-        status=str(getattr(found.status, "value", found.status)),
-        command=found.entrypoint.rpartition("exec python -P -m ")[2],
-        message=found.message or "",
-        code=found.driver_exit_code,
+        id=info.submission_id,
+        status=str(getattr(info.status, "value", info.status)),
+        command=info.entrypoint.rpartition("exec python -P -m ")[2],
+        message=info.message or "",
+        code=info.driver_exit_code,
     )
 
 

@@ -1,4 +1,4 @@
-"""A run's metrics where Prometheus finds them, for as long as the run is driven."""
+"""A run's metrics, served to Prometheus for as long as the run is driven."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,29 +15,29 @@ from m3pc.telemetry.exporter import LOOPBACK, Exporter
 from m3pc.telemetry.recorder import Snapshot
 from m3pc.types import InputError
 
-PublishMetrics = Callable[[Snapshot, str], None]  # and what the run lacks to be in order
+PublishMetrics = Callable[[Snapshot, str], None]  # metrics, and why the run is not ready or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsEndpoint:
-    """How metrics are served."""
+    """Where metrics are served, and to whom."""
 
     host: str = LOOPBACK
-    port: int | None = None  # None: the first that is free from 9400 on
-    targets: Path | None = None  # folder for what Prometheus reads; None: in the run's folder
-    token: Path | None = None  # file with what Prometheus has to send; None: it sends nothing
+    port: int | None = None  # None: the first free one from 9400 on
+    targets: Path | None = None  # folder for Prometheus's target files; None: in the run's folder
+    token: Path | None = None  # file with the token that Prometheus has to send; None: no token
 
 
-def scraped(where: str) -> MetricsEndpoint | None:
-    """HOST:PORT, auto or off. What a machine has for all runs comes from its environment: a folder
-    that its Prometheus watches (M3PC_TARGETS), a token file (M3PC_METRICS_TOKEN_FILE)."""
-    if where == "off":
+def parse_metrics_endpoint(address: str) -> MetricsEndpoint | None:
+    """From HOST:PORT, auto or off (None). Settings of the machine come from its environment: the
+    folder that its Prometheus watches (M3PC_TARGETS), a token file (M3PC_METRICS_TOKEN_FILE)."""
+    if address == "off":
         return None
-    host, _, port = where.rpartition(":")
-    if where == "auto":
+    host, _, port = address.rpartition(":")
+    if address == "auto":
         host, port = LOOPBACK, ""
     elif not (host and port.isdecimal() and int(port) < 2**16):
-        raise InputError(f"--metrics is {where!r}; give HOST:PORT such as 127.0.0.1:9400, or off")
+        raise InputError(f"--metrics is {address!r}; give HOST:PORT such as 127.0.0.1:9400, or off")
     targets, token = os.environ.get("M3PC_TARGETS"), os.environ.get("M3PC_METRICS_TOKEN_FILE")
     return MetricsEndpoint(
         host=host.strip("[]"),
@@ -48,20 +48,20 @@ def scraped(where: str) -> MetricsEndpoint | None:
 
 
 @contextmanager
-def told_metrics(run: Path, scraped: MetricsEndpoint | None) -> Iterator[PublishMetrics]:
-    """Yield whom to tell; without `scraped` nobody listens."""
-    if scraped is None:
-        yield lambda snapshot, lacks: None
+def published_metrics(run: Path, endpoint: MetricsEndpoint | None) -> Iterator[PublishMetrics]:
+    """Yield a callback that publishes metrics; a no-op when serving is off (`endpoint` is None)."""
+    if endpoint is None:
+        yield lambda snapshot, missing: None
         return
-    token = check_token(scraped.token).read_text().strip() if scraped.token else None
+    token = check_token(endpoint.token).read_text().strip() if endpoint.token else None
     info = {"version": __version__, "ray": ray.__version__, "auth": _auth()}
     try:
-        exporter = Exporter(scraped.host, scraped.port, info=info, token=token)
+        exporter = Exporter(endpoint.host, endpoint.port, info=info, token=token)
     except OSError as error:
         raise InputError(f"{error.strerror}; give another address, or off") from None
-    folder = scraped.targets or run / FOLDER
+    folder = endpoint.targets or run / FOLDER
     with exporter, TargetsFile(folder, run.resolve().name, exporter.address):
-        yield lambda snapshot, lacks: exporter.update(snapshot, unready=lacks)
+        yield lambda snapshot, missing: exporter.update(snapshot, unready=missing)
 
 
 def _auth() -> str:

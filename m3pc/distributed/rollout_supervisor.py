@@ -1,96 +1,116 @@
-"""A rollout process as the driver sees it: given its order whenever it is found without."""
+"""A rollout worker as its driver sees it: it gets its configuration whenever it is idle."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from actors.reports import RolloutReport
+from actors.reports import RolloutStatus
+from actors.rollout_worker import RolloutConfig
+from m3pc.distributed.run_view import ProcessView
 from m3pc.distributed.supervisor import RayRestartedProcess, kill_process, reason_of
+from m3pc.telemetry.catalogue import ENV_STEPS
+from m3pc.telemetry.recorder import value
 
-WORKING = ("running", "draining")
 
+class SupervisedRolloutWorker(RayRestartedProcess[RolloutStatus]):
+    """The process of one slot."""
 
-class SupervisedRolloutWorker(RayRestartedProcess):
-    def __init__(self, slot: int, make: Callable[[], Any], order: Any, *, patience: float) -> None:
-        """`make` gives the handle of a new RolloutActor, `order` is what it is told to do."""
-        super().__init__(
-            f"actor-{slot}",
-            make,
-            patience=patience,
-            ask=lambda handle: handle.report.remote(self.heard),
-        )
-        self.slot, self._order = slot, order
-        self.heard = -1  # number of the last finished episode that was told
-        self._due: float | None = 0.0  # when the order is given; None: it was
-        self._giving: Any = None
+    def __init__(
+        self, slot: int, make: Callable[[], Any], config: RolloutConfig, *, patience: float
+    ) -> None:
+        """`make` returns the handle of a new RolloutActor, which is then started by `config`."""
+        super().__init__(f"actor-{slot}", make, patience=patience)
+        self.slot, self._config = slot, config
+        self.last_episode = -1  # number of the last finished episode that was processed
+        self._start_at: float | None = 0.0  # when `config` is sent; None: it was
+        self._starting: Any = None
         self._draining: Any = None
+        self._identity: tuple[int, int] | None = None
 
     def poll(self, now: float) -> None:
-        if self._giving is not None and not self._given(now):
+        if self._starting is not None and not self._has_started(now):
             return
         super().poll(now)
-        report: RolloutReport | None = self.report
-        if self.state != "up" or report is None or self._draining is not None:
+        if self.state != "up" or self.report is None or self._draining is not None:
             return
-        if report.state not in WORKING:
-            self._lead(now, report)
+        if self.report.detail.state not in ("running", "draining"):
+            self._start_work(now, self.report.detail)
 
-    def _lead(self, now: float, report: RolloutReport) -> None:
-        if self._due is None:  # it had the order: this is another process, or the work failed
-            self.moved()
-            self._ended(now, report.reason or "its process ended")
-        elif now >= self._due:
-            self._due, self.heard = None, -1
-            self.report = self._pending = None  # what it said, it said before
-            self._giving = self.handle.start.remote(self._order)
+    @property
+    def is_working(self) -> bool:
+        """A worker that answers may still wait for its configuration."""
+        return (
+            self.state == "up" and self.report is not None and self.report.detail.state == "running"
+        )
 
-    def _ended(self, now: float, reason: str) -> None:
-        self.reason, self._due = reason, self.restarts.ended(now)
-        if self._due is None:
-            self.end()
+    def view(self) -> ProcessView:
+        view = super().view()
+        if self.report is None or self.state != "up":
+            return view
+        env_steps = value(self.report.snapshot, ENV_STEPS)
+        return replace(view, state=self.report.detail.state, env_steps=env_steps)
 
     def lost(self, now: float, reason: str) -> None:
         """Ray gave it up."""
         super().lost(now, reason)
-        self._due, self._giving = 0.0, None
-
-    def _given(self, now: float) -> bool:
-        """Whether the order has arrived, or never will."""
-        ready, _ = ray.wait([self._giving], timeout=0)
-        if not ready:
-            if now - self._answered > self._patience:
-                self._giving = None
-            return False
-        giving, self._giving = self._giving, None
-        try:
-            ray.get(giving, timeout=1.0)
-        except RayError as error:
-            self._ended(now, reason_of(error))
-            return self.state != "parked"
-        return True
+        self._start_at, self._starting = 0.0, None
 
     def drain(self, seconds: float) -> None:
-        """End in order: `drained` tells when."""
+        """Ask it to store what it has and to end; `has_drained` tells when it did."""
         if self._draining is None and self.handle is not None:
             self._draining = self.handle.drain.remote(seconds)
 
     @property
-    def drained(self) -> bool:
-        """Nothing is to be waited for: it ended, or it is dead, or it never was."""
+    def has_drained(self) -> bool:
+        """Nothing is to be waited for: it drained, or died, or never started."""
         if self._draining is None:
             return self.handle is None
         return bool(ray.wait([self._draining], timeout=0)[0])
 
-    @property
-    def works(self) -> bool:
-        """One that answers may still wait for its order."""
-        report: RolloutReport | None = self.report
-        return self.state == "up" and report is not None and report.state == "running"
-
-    def leave(self) -> None:
-        """For ever: killed from outside where it has not drained, for it may hear nobody."""
-        if self.home is not None and not self.drained:
-            kill_process(self.home)
+    def retire(self) -> None:
+        """Stop permanently. If draining has not finished, SIGKILL from the node, since the actor
+        may be hung."""
+        if self.location is not None and not self.has_drained:
+            kill_process(self.location)
         self.end()
+
+    def _report_request(self) -> Any:
+        return self.handle.report.remote(self.last_episode)
+
+    def _accept(self, now: float) -> None:
+        super()._accept(now)
+        if self.report is not None:
+            identity = self.report.pid, self.report.detail.incarnation
+            if self._identity != identity:
+                self._identity, self.incarnation = identity, self.incarnation + 1
+
+    def _start_work(self, now: float, status: RolloutStatus) -> None:
+        if self._start_at is None:  # it is another process, or its work ended
+            self._locate()
+            self._restart_later(now, status.reason or "its process ended")
+        elif now >= self._start_at:
+            self._start_at, self.last_episode = None, -1
+            self.report = self._pending = None  # they are from before this start
+            self._starting = self.handle.start.remote(self._config)
+
+    def _restart_later(self, now: float, reason: str) -> None:
+        self.reason, self._start_at = reason, self.restarts.ended(now)
+        if self._start_at is None:
+            self.end()
+
+    def _has_started(self, now: float) -> bool:
+        """Whether the worker has its configuration, or its process never will."""
+        if not ray.wait([self._starting], timeout=0)[0]:
+            if now - self._answered > self._patience:
+                self._starting = None
+            return False
+        starting, self._starting = self._starting, None
+        try:
+            ray.get(starting, timeout=1.0)
+        except RayError as error:
+            self._restart_later(now, reason_of(error))
+            return self.state != "parked"
+        return True

@@ -1,17 +1,16 @@
-"""A run in the numbers that people look at."""
+"""The status of a run as `m3pc status` and the terminal show it, and its line in the log."""
 
 import math
-import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from m3pc.distributed.run_view import ProcessView, RunView
 from m3pc.telemetry.catalogue import (
     ALPHA,
     BATCH_ROWS,
     COLLECTED_SHARE,
     ENTROPY,
-    ENV_STEPS,
     PLAN_SECONDS,
     PLANNER_VERSION,
     QUEUE_ROWS,
@@ -19,29 +18,23 @@ from m3pc.telemetry.catalogue import (
 )
 from m3pc.telemetry.recorder import METRICS, Snapshot, mean, quantile, share_above, value
 
-if TYPE_CHECKING:
-    from actors.reports import RolloutReport
-    from m3pc.distributed.driver import Driver
-    from m3pc.distributed.rollout_supervisor import SupervisedRolloutWorker
-    from m3pc.distributed.supervisor import SupervisedProcess
 
-
-def describe(driver: "Driver") -> dict[str, Any]:
-    fleet, config = driver.fleet, driver.run.config
-    stored, learnt, snapshot = fleet.stored, fleet.learnt, fleet.snapshot()
-    returns = [episode.total for episode in fleet.finished if episode.outcome != "aborted"]
-    actors = [_actor(actor) for actor in fleet.actors.values()]
+def describe(view: RunView) -> dict[str, Any]:
+    """The content of status.json, but for what concerns the driver's own process."""
+    config, stored, snapshot = view.config, view.stored, view.snapshot
+    returns = [episode.total for episode in view.complete_episodes]
+    actors = [_process(actor) for actor in view.actors.values()]
     return {
-        "state": driver.phase,
-        "steps": stored.steps if stored else 0,
+        "state": view.phase,
+        "steps": view.steps,
         "of": config.online.steps,
         "episodes": stored.episodes if stored else 0,
-        "steps_per_second": driver.rate.add(time.monotonic(), stored.steps if stored else 0),
+        "steps_per_second": view.steps_per_second,
         "return": float(np.mean(returns)) if returns else math.nan,
         "best": max(returns, default=math.nan),
-        "updates": learnt.updates if learnt else 0,
+        "updates": view.learner.updates if view.learner else 0,
         "version": value(snapshot, PLANNER_VERSION),
-        "owed": driver.owed,
+        "owed": view.owed,
         "age": mean(snapshot, STALENESS),
         "oldest": quantile(snapshot, STALENESS, 1.0),
         "old_share": share_above(snapshot, STALENESS, config.online.stale_after),
@@ -57,49 +50,40 @@ def describe(driver: "Driver") -> dict[str, Any]:
         "alpha": value(snapshot, ALPHA),
         "running": sum(actor["state"] == "running" for actor in actors),
         "wanted": len(actors),
-        "processes": [*(_process(seat) for seat in fleet.parts), *actors],
-        "evaluation": driver.examiner.rows[-20:],
+        "processes": [*map(_process, view.processes), *actors],
+        "evaluation": view.evaluations[-20:],
     }
 
 
-def _process(seat: "SupervisedProcess") -> dict[str, Any]:
-    home = seat.home
-    return {
-        "name": seat.name,
-        "state": seat.state,
-        "pid": home.pid if home else None,
-        "node": home.node if home else None,
-        "restarts": seat.restarts.count,
-        "reason": seat.reason,  # of the last end
+def _process(view: ProcessView) -> dict[str, Any]:
+    entry = {
+        "name": view.name,
+        "state": view.state,
+        "pid": view.pid,
+        "node": view.node,
+        "restarts": view.restarts,
+        "reason": view.reason,
     }
-
-
-def _actor(actor: "SupervisedRolloutWorker") -> dict[str, Any]:
-    report: RolloutReport | None = actor.report
-    if report is None or actor.state != "up":
-        return _process(actor)
-    doing = {"state": report.state, "steps": value(report.snapshot, ENV_STEPS)}
-    return _process(actor) | doing
+    return entry if view.env_steps is None else entry | {"steps": view.env_steps}
 
 
 def log_line(snapshot: Snapshot) -> dict[str, float]:
     """All counters and gauges, and three quantiles of each histogram, by their names."""
-    found: dict[str, float] = {}
+    line: dict[str, float] = {}
     for name, labels in snapshot.items():
+        metric = METRICS[name]
         for label in labels:
             key = f"{name}/{label}" if label else name
-            if METRICS[name].kind == "histogram":
+            if metric.kind == "histogram":
                 for share in (0.5, 0.99, 1.0):
-                    found[f"{key}/p{100 * share:g}"] = quantile(
-                        snapshot, METRICS[name], share, label
-                    )
+                    line[f"{key}/p{100 * share:g}"] = quantile(snapshot, metric, share, label)
             else:
-                found[key] = value(snapshot, METRICS[name], label)
-    return found
+                line[key] = value(snapshot, metric, label)
+    return line
 
 
 class RateMeter:
-    """Of a count, over the last half minute."""
+    """The growth of a count per second, over the last half minute."""
 
     def __init__(self, seconds: float = 30.0) -> None:
         self._seconds = seconds

@@ -23,10 +23,10 @@ def recorded_model(path: str) -> Any:
     Compiled anew instead of changed in place, because a model also keeps what follows from the
     inertial frames: which frames coincide, and the bounding boxes that decide what may collide.
     """
-    weighed = _weighed_as_cylinders(path)
+    inertials = _weighed_as_cylinders(path)
     spec = mujoco.MjSpec.from_file(path)
     for body in spec.bodies:
-        inertial = weighed.body(body.name)
+        inertial = inertials.body(body.name)
         body.explicitinertial = True
         body.mass = inertial.mass[0]
         body.ipos = inertial.ipos
@@ -40,7 +40,8 @@ def recorded_model(path: str) -> Any:
 
 
 def _weighed_as_cylinders(path: str) -> Any:
-    """Each capsule replaced; the compiler then applies the density and the XML's total mass."""
+    """The model with each capsule replaced; the compiler applies the density and the total mass
+    of the XML."""
     spec = mujoco.MjSpec.from_file(path)
     shapes = spec.compile()  # an XML may give a capsule by its two ends: here they are resolved
     for geom in spec.geoms:
@@ -56,7 +57,7 @@ def _weighed_as_cylinders(path: str) -> Any:
 
 
 class RecordedEnv(MujocoEnv):
-    """Goes before a gymnasium environment and gives it the recorded model."""
+    """Mixed into a gymnasium environment, as its first base, to give it the recorded model."""
 
     def _initialize_simulation(self) -> tuple[Any, Any]:
         model = recorded_model(self.fullpath)

@@ -1,4 +1,4 @@
-"""Environments as the rest sees them: states [S], actions [A] in [-1, 1], or an InputError."""
+"""Makes environments with states [S] and actions [A] in [-1, 1], or raises an InputError."""
 
 import difflib
 from functools import partial
@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Space
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import FlattenObservation, RescaleAction, TransformAction
 
-from m3pc.core.env_ids import parted
+from m3pc.core.env_ids import split_env_name
 from m3pc.types import InputError
 
 Env = gymnasium.Env[Any, Any]
@@ -31,10 +31,10 @@ def make(env_id: str, **kwargs: Any) -> Env:
 
     `kwargs` go to gymnasium.make and win over those of the name.
     """
-    plain, arguments = parted(env_id)
+    plain, arguments = split_env_name(env_id)
     try:
         env = gymnasium.make(plain, **arguments | kwargs)
-    except InputError:  # ours say what to do
+    except InputError:  # our own environments say what to do
         raise
     except Exception as error:  # an environment is foreign code: it raises what it likes
         raise InputError(_cannot_make(env_id, error)) from error
@@ -50,8 +50,9 @@ def make_vector(
 ) -> FloatVectorEnv:
     """`count` such environments stepped together, in this process or in one process each.
 
-    None resets itself. reset(seed=[an int or None for each], options={"reset_mask": bool [count]})
-    resets those that the mask names and leaves the others as they were.
+    No environment resets itself. reset(seed=[an int or None for each],
+    options={"reset_mask": bool [count]}) resets those that the mask names and leaves the others as
+    they were.
     """
     if count < 1:
         raise InputError(f"{count} environments were asked for; give a count of 1 or more")
@@ -72,7 +73,7 @@ def make_vector(
 
 
 def step_limit(env: Env | FloatVectorEnv) -> int:
-    """H: the number of steps after which the environment truncates an episode."""
+    """The number of steps after which the environment truncates an episode."""
     limit = env.spec.max_episode_steps if env.spec else None
     if limit is None:
         raise InputError(
@@ -82,8 +83,20 @@ def step_limit(env: Env | FloatVectorEnv) -> int:
     return limit
 
 
+def env_sizes(env: Env | FloatVectorEnv) -> tuple[int, int]:
+    """S and A: the numbers of a state and of an action, of one environment."""
+    spaces = (
+        (env.single_observation_space, env.single_action_space)
+        if isinstance(env, VectorEnv)
+        else (env.observation_space, env.action_space)
+    )
+    shapes = [space.shape or () for space in spaces]
+    assert all(len(shape) == 1 for shape in shapes), f"{env} has shapes {shapes}"
+    return shapes[0][0], shapes[1][0]
+
+
 def engine(env: Env) -> str:
-    """Name and version of what computes the physics; belongs beside every score."""
+    """Name and version of the simulator; belongs beside every score."""
     import mujoco
 
     own = getattr(env.unwrapped, "engine", None)
@@ -96,7 +109,7 @@ def engine(env: Env) -> str:
 
 def _cannot_make(env_id: str, error: Exception) -> str:
     advice = next(advice for types, advice in ADVICE if isinstance(error, types))
-    plain, _ = parted(env_id)
+    plain, _ = split_env_name(env_id)
     known = [name for name in gymnasium.registry if name != plain]
     close = difflib.get_close_matches(plain, known, n=4)
     hint = f" (close to it: {', '.join(close)})" if close else ""
@@ -119,18 +132,18 @@ def _unit_actions(env: Env, env_id: str) -> Env:
         and np.isfinite([space.low, space.high]).all()
         and (space.low < space.high).all()
     ):
-        wanted = "a one-dimensional Box of floats with finite bounds, low < high"
-        raise InputError(_misfit(env_id, "actions", space, wanted))
+        expected = "a one-dimensional Box of floats with finite bounds, low < high"
+        raise InputError(_misfit(env_id, "actions", space, expected))
     if (space.low == -1).all() and (space.high == 1).all():
         return env
     # Rescaling rounds: without the clip, -1 and 1 would land just outside many bounds.
-    within = TransformAction(env, partial(np.clip, a_min=space.low, a_max=space.high), space)
-    one = np.ones_like(space.high)
-    return RescaleAction(within, -one, one)
+    clipped = TransformAction(env, partial(np.clip, a_min=space.low, a_max=space.high), space)
+    bound = np.ones_like(space.high)
+    return RescaleAction(clipped, -bound, bound)
 
 
-def _misfit(env_id: str, what: str, space: Space[Any], wanted: str) -> str:
+def _misfit(env_id: str, what: str, space: Space[Any], expected: str) -> str:
     return (
-        f"environment {env_id!r} has {what} in {space}; expected {wanted}. "
+        f"environment {env_id!r} has {what} in {space}; expected {expected}. "
         "Choose another environment, or register a wrapped one that fits."
     )

@@ -28,18 +28,18 @@ from m3pc.core.manipulation_tasks import (
     TASKS,
     key_part,
 )
-from m3pc.types import Floats, InputError
+from m3pc.types import Doubles, Floats, InputError
 
 SERIES = "1.4."
-WHY = f"{OTHER_OBJECTS}, so that a policy would be told something else than the data say"
+WHY = f"{OTHER_OBJECTS}, so that a policy would see other states than in the data"
 INSTALL = "pip install 'm3pc[robosuite]'"
-LARGEST_SEED = 2**32  # numpy's legacy stream takes no larger one
+SEED_LIMIT = 2**32  # seeds of numpy's legacy stream are smaller
 
 
 class ManipulationEnv(gymnasium.Env[Floats, Floats]):
     """States [S], actions [A]: six numbers that move and turn the hand, one that closes it.
 
-    `controller` changes single numbers of robosuite's OSC_POSE.
+    `controller` overrides entries of robosuite's OSC_POSE.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012  # as gymnasium's
@@ -61,7 +61,7 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
         self.metadata = {**self.metadata, "render_fps": control_freq}
         self._viewer: Any = None  # made when something is rendered
         self._closed = False
-        with _numbers_from(np.random.default_rng(0)):  # of the model until the first reset
+        with _numpy_seeded(np.random.default_rng(0)):  # for the model until the first reset
             self._robosuite = robosuite().make(
                 self.task.name,
                 robots=robots,
@@ -76,7 +76,7 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
             )
         low, high = (bound.astype(np.float32) for bound in self._robosuite.action_spec)
         self.action_space = Box(low, high, dtype=np.float32)
-        self.observation_space = Box(-np.inf, np.inf, self._look()[0].shape, np.float32)
+        self.observation_space = Box(-np.inf, np.inf, self.observe()[0].shape, np.float32)
 
     @property
     def engine(self) -> str:
@@ -86,18 +86,18 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Floats, dict[str, Any]]:
         super().reset(seed=seed, options=options)
-        with _numbers_from(self.np_random):
+        with _numpy_seeded(self.np_random):
             self._robosuite.reset()
         if self.task.hard_reset:
             self._drop_viewer()  # it shows the model of the episode before
-        return self._look()
+        return self.observe()
 
     def step(self, action: Floats) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
         self._robosuite.step(np.asarray(action, np.float64))
         # MuJoCo leaves poses as they were before its last 2 ms: bring them to where the joints are,
         # so that a state is a function of the simulator's, as in the data.
-        mujoco.mj_kinematics(self._model, self._data)
-        state, info = self._look()
+        mujoco.mj_kinematics(self.model, self._data)
+        state, info = self.observe()
         return state, float(info["success"]), info["success"], False, info
 
     def render(self) -> NDArray[np.uint8] | None:  # type: ignore[override]
@@ -106,16 +106,16 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
             return None
         if self._viewer is None:
             height, width = self._size
-            self._model.vis.global_.offheight = height
-            self._model.vis.global_.offwidth = width
-            self._viewer = OffScreenViewer(self._model, self._data, width, height)
+            self.model.vis.global_.offheight = height
+            self.model.vis.global_.offwidth = width
+            self._viewer = OffScreenViewer(self.model, self._data, width, height)
             self._viewer.vopt.geomgroup[0] = 0  # hides the shapes that collide, as robosuite does
         self._viewer.make_context_current()
         frame: NDArray[np.uint8] = self._viewer.render("rgb_array", self._camera_id())
         return frame
 
     def _camera_id(self) -> int:
-        model = self._model
+        model = self.model
         names = [model.camera(number).name for number in range(model.ncam)]
         if self._camera not in names:
             raise InputError(f"there is no camera {self._camera!r}; give one of {names}")
@@ -127,13 +127,14 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
             self._robosuite.close()
         self._closed = True
 
-    def sim_state(self) -> NDArray[np.float64]:
+    def sim_state(self) -> Doubles:
         """Time, positions and velocities: what robomimic stores as `states`."""
-        flat: NDArray[np.float64] = self._robosuite.sim.get_state().flatten()
+        flat: Doubles = self._robosuite.sim.get_state().flatten()
         return flat
 
     def set_sim_state(self, state: ArrayLike) -> Floats:
-        """Puts the simulator there and gives its state [S]; the controller forgets its goal."""
+        """Put the simulator into this state; the state [S] that follows. The controller forgets its
+        goal."""
         values, size = np.asarray(state, np.float64), len(self.sim_state())
         if values.shape != (size,):
             raise InputError(
@@ -145,29 +146,30 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
             robot.controller.update(force=True)  # computes the poses first
             robot.controller.reset_goal()
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
-        return self._look()[0]
+        return self.observe()[0]
 
-    def _look(self) -> tuple[Floats, dict[str, Any]]:
-        """The state and the info that goes with it."""
-        seen = self._robosuite._get_observations(force_update=True)
-        seen["object"] = seen["object-state"]
+    def observe(self) -> tuple[Floats, dict[str, Any]]:
+        """The state [S], and gymnasium's info."""
+        observations = self._robosuite._get_observations(force_update=True)
+        observations["object"] = observations["object-state"]
         parts = []
         for key in self.task.keys:
             name, numbers = key_part(key)
-            parts.append(seen[name if name in seen else f"robot0_{name}"][numbers])
-        place = seen[f"{self.task.body}_pos"]
-        info = {"success": bool(self._robosuite._check_success()), "object_pos": place}
+            full_name = name if name in observations else f"robot0_{name}"
+            parts.append(observations[full_name][numbers])
+        position = observations[f"{self.task.body}_pos"]
+        info = {"success": bool(self._robosuite._check_success()), "object_pos": position}
         if self.task.bins:
-            info["box"] = self._box(place)
+            info["box"] = self._box(position)
         return np.concatenate(parts).astype(np.float32), info
 
-    def _box(self, place: NDArray[np.float64]) -> int:
-        """The number of the box that it lies in, -1 in none."""
-        inside = (box for box in range(4) if not self._robosuite.not_in_bin(place, box))
+    def _box(self, position: Doubles) -> int:
+        """The number of the box that the object lies in, -1 for none."""
+        inside = (box for box in range(4) if not self._robosuite.not_in_bin(position, box))
         return next(inside, -1)
 
     @property
-    def _model(self) -> Any:
+    def model(self) -> Any:
         return self._robosuite.sim.model._model
 
     @property
@@ -184,11 +186,11 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
 def robosuite() -> Any:
     """The package, quiet and without a GL context, or an InputError."""
     try:
-        found = metadata.version("robosuite")
+        version = metadata.version("robosuite")
     except metadata.PackageNotFoundError:
         raise InputError(f"robosuite is not installed; {INSTALL}") from None
-    if not found.startswith(SERIES):
-        raise InputError(f"robosuite {found} is installed, expected {SERIES}x: {WHY}; {INSTALL}")
+    if not version.startswith(SERIES):
+        raise InputError(f"robosuite {version} is installed, expected {SERIES}x: {WHY}; {INSTALL}")
     # Read by robosuite/macros.py, and instead of a file of the user's: other settings there would
     # be other physics. It also keeps robosuite from setting MUJOCO_GL for the whole process.
     private = ModuleType("robosuite.macros_private")
@@ -201,23 +203,23 @@ def robosuite() -> Any:
 
 @contextmanager
 def _without_gl() -> Iterator[None]:
-    """robosuite loads the GL back-end of MUJOCO_GL when it is imported, needed or not."""
-    kept = os.environ.get("MUJOCO_GL")
+    """Keep robosuite from loading the GL back-end of MUJOCO_GL when it is imported."""
+    previous = os.environ.get("MUJOCO_GL")
     os.environ["MUJOCO_GL"] = "disable"  # mujoco was imported before and has read it
     try:
         yield
     finally:
         del os.environ["MUJOCO_GL"]
-        if kept is not None:
-            os.environ["MUJOCO_GL"] = kept
+        if previous is not None:
+            os.environ["MUJOCO_GL"] = previous
 
 
 @contextmanager
-def _numbers_from(stream: np.random.Generator) -> Iterator[None]:
-    """robosuite draws from numpy's global stream: seeded here, and afterwards as it was."""
-    kept = np.random.get_state()  # noqa: NPY002
-    np.random.seed(int(stream.integers(LARGEST_SEED)))  # noqa: NPY002
+def _numpy_seeded(stream: np.random.Generator) -> Iterator[None]:
+    """Seed numpy's global stream, from which robosuite draws; afterwards it is as it was."""
+    state = np.random.get_state()  # noqa: NPY002
+    np.random.seed(int(stream.integers(SEED_LIMIT)))  # noqa: NPY002
     try:
         yield
     finally:
-        np.random.set_state(kept)  # noqa: NPY002
+        np.random.set_state(state)  # noqa: NPY002

@@ -1,9 +1,9 @@
-"""D4RL's scale for returns: 0 is a random policy, 100 an expert; one pair for each robot."""
+"""D4RL's scale for returns, on which a random policy has 0 and an expert 100."""
 
 import re
 from collections.abc import Mapping
 
-from m3pc.core.env_ids import parted
+from m3pc.core.env_ids import split_env_name
 from m3pc.core.manipulation_tasks import TASKS
 
 REFERENCE: Mapping[str, tuple[float, float]] = {
@@ -16,9 +16,9 @@ ROBOT = re.compile(r"(?:d4rl/)?(\w+?)(?:-v\d+)?")  # d4rl's ids and gymnasium's 
 
 
 def robot(env_id: str) -> str:
-    """Hopper of Hopper-v4 and of d4rl/Hopper-v2, PickPlaceCan of robosuite/CanLim; an id of another
-    form as it is."""
-    plain, _ = parted(env_id)
+    """The robot of an id: Hopper for Hopper-v4 and d4rl/Hopper-v2, PickPlaceCan for
+    robosuite/CanLim; an id of another form as it is."""
+    plain, _ = split_env_name(env_id)
     if plain in TASKS:
         return TASKS[plain].name
     match = ROBOT.fullmatch(plain)
@@ -28,10 +28,10 @@ def robot(env_id: str) -> str:
 def normalised_score(env_id: str, episode_return: float) -> float | None:
     """The return on D4RL's scale; None where D4RL has no reference for the environment.
 
-    One that is made with other arguments is another environment.
+    An environment that is made with arguments has none: it is another environment.
     """
     name = robot(env_id)
-    if name not in REFERENCE or parted(env_id)[1]:
+    if name not in REFERENCE or split_env_name(env_id)[1]:
         return None
     random, expert = REFERENCE[name]
     return 100 * (episode_return - random) / (expert - random)

@@ -1,7 +1,7 @@
 """Many environments in a few processes, for simulators that cost more than the planner does.
 
 E environments, S state, A action. Numbers pass through shared memory, of which each process writes
-its own rows; pipes carry one byte a command and one an answer.
+its own rows; pipes carry a byte for a command, and a byte or an error message back.
 """
 
 import contextlib
@@ -16,38 +16,37 @@ from typing import Any, Protocol
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numpy.typing import NDArray
 
-from m3pc.envs.registry import Env, make
-from m3pc.types import Floats, InputError
+from m3pc.envs.registry import Env, env_sizes, make
+from m3pc.types import Booleans, Doubles, Floats, InputError
 
-PATIENCE = 300.0  # seconds that one command may take, the making of all environments included
-JOIN = 10.0  # seconds to end
+COMMAND_SECONDS = 300.0  # that one command may take, the making of all environments included
+JOIN_SECONDS = 10.0
 DONE, RESET, STEP = b"d", b"r", b"s"
-LONGEST_WORD = 10_000  # bytes of what a process says when it fails
+MAX_REPLY_BYTES = 10_000  # of an error message
 NO_SEED = -1
 SPAWN = multiprocessing.get_context("spawn")  # threads and GL contexts do not survive a fork
 
 
 class Pipe(Protocol):
-    """What is used of multiprocessing's: bytes, never objects."""
+    """The methods of a multiprocessing pipe that are used here: bytes, never pickled objects."""
 
-    def send_bytes(self, word: bytes, /) -> None: ...
-    def recv_bytes(self, most: int, /) -> bytes: ...
+    def send_bytes(self, message: bytes, /) -> None: ...
+    def recv_bytes(self, max_bytes: int, /) -> bytes: ...
     def poll(self, seconds: float, /) -> bool: ...
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SharedBuffers:
-    """The shared rows."""
+    """The shared memory as arrays, a row an environment."""
 
     states: Any  # float32 [E, S]
     actions: Any  # float32 [E, A]
     rewards: Any  # float64 [E]
     terminated: Any  # bool [E]
     truncated: Any  # bool [E]
-    chosen: Any  # bool [E] that a reset is for
+    reset_mask: Any  # bool [E] environments that a reset is for
     seeds: Any  # int64 [E]
 
 
@@ -61,12 +60,12 @@ def _shapes(count: int, states: int, actions: int) -> SpaceShapes:
         "rewards": ((count,), "f8"),
         "terminated": ((count,), "?"),
         "truncated": ((count,), "?"),
-        "chosen": ((count,), "?"),
+        "reset_mask": ((count,), "?"),
         "seeds": ((count,), "i8"),
     }
 
 
-def _board(memory: Mapping[str, Any], shapes: SpaceShapes) -> _SharedBuffers:
+def _shared_buffers(memory: Mapping[str, Any], shapes: SpaceShapes) -> _SharedBuffers:
     return _SharedBuffers(
         **{
             name: np.frombuffer(memory[name], kind).reshape(shape)
@@ -76,14 +75,14 @@ def _board(memory: Mapping[str, Any], shapes: SpaceShapes) -> _SharedBuffers:
 
 
 class SubprocVectorEnv(VectorEnv[Floats, Floats, Any]):
-    """`count` environments shared out over `processes`; the numbers are those of `make_vector`.
+    """`count` environments in several processes; their numbers are those of `make_vector`.
 
-    None resets itself. One that is reset without a seed sleeps until it is given one: its steps
-    would cost as much as any, and nobody looks at them.
+    No environment resets itself. One that is reset without a seed is not stepped until a reset
+    gives it one: its steps would cost as much as any, and no caller uses them.
     """
 
     def __init__(self, env_id: str, count: int, *, processes: int, **kwargs: Any) -> None:
-        self._pipes: list[Pipe] = []  # first: `close` needs them, also where nothing can be made
+        self._pipes: list[Pipe] = []  # first: `close` needs them even if no environment is made
         self._processes: list[SpawnProcess] = []
         with closing(make(env_id, **kwargs)) as env:
             self.spec, self.metadata = env.spec, {**env.metadata}
@@ -93,19 +92,17 @@ class SubprocVectorEnv(VectorEnv[Floats, Floats, Any]):
         self.num_envs, self._env_id = count, env_id
         self.observation_space = batch_space(self.single_observation_space, count)
         self.action_space = batch_space(self.single_action_space, count)
-        assert self.single_observation_space.shape and self.single_action_space.shape
-        sizes = self.single_observation_space.shape[0], self.single_action_space.shape[0]
-        shapes = _shapes(count, *sizes)
+        shapes = _shapes(count, *env_sizes(self))
         memory = {
             name: SPAWN.RawArray("b", int(np.prod(shape)) * np.dtype(kind).itemsize)
             for name, (shape, kind) in shapes.items()
         }
-        self._board = _board(memory, shapes)
+        self._buffers = _shared_buffers(memory, shapes)
         try:
             for slots in np.array_split(np.arange(count), min(processes, count)):
                 ours, theirs = SPAWN.Pipe()
                 child = SPAWN.Process(
-                    target=_host,
+                    target=_serve,
                     args=(theirs, memory, shapes, slots.tolist(), env_id, kwargs),
                     daemon=True,
                 )
@@ -113,7 +110,7 @@ class SubprocVectorEnv(VectorEnv[Floats, Floats, Any]):
                 theirs.close()
                 self._pipes.append(ours)
                 self._processes.append(child)
-            self._hear()
+            self._await_replies()
         except BaseException:
             self.close()
             raise
@@ -126,49 +123,47 @@ class SubprocVectorEnv(VectorEnv[Floats, Floats, Any]):
     ) -> tuple[Floats, dict[str, Any]]:
         """`seed`: one for each; `options`: as for `make_vector`."""
         assert isinstance(seed, Sequence), "give a seed, or None, for each"
-        self._board.chosen[:] = (options or {}).get("reset_mask", True)
-        self._board.seeds[:] = [NO_SEED if one is None else one for one in seed]
-        self._order(RESET)
-        return self._board.states.copy(), {}
+        self._buffers.reset_mask[:] = (options or {}).get("reset_mask", True)
+        self._buffers.seeds[:] = [NO_SEED if number is None else number for number in seed]
+        self._command(RESET)
+        return self._buffers.states.copy(), {}
 
-    def step(
-        self, actions: Floats
-    ) -> tuple[Floats, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        board = self._board
-        board.actions[:] = actions
-        self._order(STEP)
-        ends = board.terminated.copy(), board.truncated.copy()
-        return board.states.copy(), board.rewards.copy(), *ends, {}
+    def step(self, actions: Floats) -> tuple[Floats, Doubles, Booleans, Booleans, dict[str, Any]]:
+        buffers = self._buffers
+        buffers.actions[:] = actions
+        self._command(STEP)
+        ends = buffers.terminated.copy(), buffers.truncated.copy()
+        return buffers.states.copy(), buffers.rewards.copy(), *ends, {}
 
     def close_extras(self, **kwargs: Any) -> None:
         for pipe in self._pipes:
-            pipe.close()  # which is how they are told
+            pipe.close()  # the process ends when its pipe is closed
         for child in self._processes:
-            child.join(JOIN)
+            child.join(JOIN_SECONDS)
             if child.is_alive():
                 child.kill()
-                child.join(JOIN)
+                child.join(JOIN_SECONDS)
 
-    def _order(self, command: bytes) -> None:
+    def _command(self, command: bytes) -> None:
         for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # what became of it is told when it is heard
+            with contextlib.suppress(OSError):  # `_await_replies` reports what became of it
                 pipe.send_bytes(command)
-        self._hear()
+        self._await_replies()
 
-    def _hear(self) -> None:
+    def _await_replies(self) -> None:
         for pipe in self._pipes:
-            word = b"it gives no answer"
+            reply = b"it gives no answer"
             try:
-                if pipe.poll(PATIENCE):
-                    word = pipe.recv_bytes(LONGEST_WORD)
+                if pipe.poll(COMMAND_SECONDS):
+                    reply = pipe.recv_bytes(MAX_REPLY_BYTES)
             except (EOFError, OSError):
-                word = b"it ended"
-            if word != DONE:
-                told = word.decode(errors="replace")
-                raise InputError(f"{self._env_id} in a process of its own: {told}")
+                reply = b"it ended"
+            if reply != DONE:
+                reason = reply.decode(errors="replace")
+                raise InputError(f"{self._env_id} in a process of its own: {reason}")
 
 
-def _host(
+def _serve(
     pipe: Pipe,
     memory: Mapping[str, Any],
     shapes: SpaceShapes,
@@ -176,24 +171,24 @@ def _host(
     env_id: str,
     kwargs: Mapping[str, Any],
 ) -> None:
-    """A process: does what it is told until its pipe is closed."""
+    """The process: carry out commands until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
-    board = _board(memory, shapes)
+    buffers = _shared_buffers(memory, shapes)
     try:
         envs = {slot: make(env_id, **kwargs) for slot in slots}
         awake: set[int] = set()
         pipe.send_bytes(DONE)
-        while command := _command(pipe):
-            COMMANDS[command](envs, awake, board)
+        while command := _next_command(pipe):
+            COMMANDS[command](envs, awake, buffers)
             pipe.send_bytes(DONE)
     except Exception as error:  # an environment is foreign code: it raises what it likes
-        word = f"{type(error).__name__}: {error}".encode()[:LONGEST_WORD]
+        message = f"{type(error).__name__}: {error}".encode()[:MAX_REPLY_BYTES]
         with contextlib.suppress(OSError):
-            pipe.send_bytes(word)
+            pipe.send_bytes(message)
 
 
-def _command(pipe: Pipe) -> bytes:
-    """The next one; nothing when the parent closed the pipe, or is no more."""
+def _next_command(pipe: Pipe) -> bytes:
+    """The next command; empty when the parent closed the pipe or ended."""
     try:
         return pipe.recv_bytes(1)
     except (EOFError, OSError):
@@ -203,23 +198,23 @@ def _command(pipe: Pipe) -> bytes:
 EnvList = Mapping[int, Env]
 
 
-def _reset(envs: EnvList, awake: set[int], board: _SharedBuffers) -> None:
+def _reset(envs: EnvList, awake: set[int], buffers: _SharedBuffers) -> None:
     for slot, env in envs.items():
-        if not board.chosen[slot]:
+        if not buffers.reset_mask[slot]:
             continue
         awake.discard(slot)
-        if board.seeds[slot] != NO_SEED:
-            board.states[slot] = env.reset(seed=int(board.seeds[slot]))[0]
+        if buffers.seeds[slot] != NO_SEED:
+            buffers.states[slot] = env.reset(seed=int(buffers.seeds[slot]))[0]
             awake.add(slot)
 
 
-def _step(envs: EnvList, awake: set[int], board: _SharedBuffers) -> None:
+def _step(envs: EnvList, awake: set[int], buffers: _SharedBuffers) -> None:
     for slot, env in envs.items():
         terminated = truncated = False
         if slot in awake:
-            state, reward, terminated, truncated, _ = env.step(board.actions[slot].copy())
-            board.states[slot], board.rewards[slot] = state, reward
-        board.terminated[slot], board.truncated[slot] = terminated, truncated
+            state, reward, terminated, truncated, _ = env.step(buffers.actions[slot].copy())
+            buffers.states[slot], buffers.rewards[slot] = state, reward
+        buffers.terminated[slot], buffers.truncated[slot] = terminated, truncated
 
 
 COMMANDS: Mapping[bytes, Callable[[EnvList, set[int], _SharedBuffers], None]] = {

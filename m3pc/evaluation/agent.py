@@ -1,4 +1,4 @@
-"""A checkpoint that acts: three lines from a file to an action."""
+"""The agent of a checkpoint: three lines from a file to an action."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +15,11 @@ from m3pc.model.device import prepare_compute
 from m3pc.types import Decision, Floats, InputError
 from planner.policy import Policy
 
-SETTABLE = ("planner", "conditioning", "goal", "compute")  # sections that planning reads
+SETTABLE = ("planner", "conditioning", "goal", "compute")  # sections that may differ from training
 
 
 class Agent:
-    """One environment's history and the policy that it asks.
+    """A policy, and the history of the one environment that it acts in.
 
     agent = m3pc.load("runs/hopper")
     observation, _ = env.reset()
@@ -34,23 +34,22 @@ class Agent:
                 "an agent has none: give another mode, or play it with m3pc evaluate --waypoints"
             )
         self.policy = policy
-        self.last: Decision | None = None  # the numbers behind the last action
-        weights, config = policy.weights, policy.config
+        self.last: Decision | None = None  # the decision behind the last action
         self._histories = HistoryBuffer(
             1,
-            window=config.model.window,
-            horizon=config.planner.horizon,
-            state_size=weights.state_size,
-            action_size=weights.action_size,
+            window=policy.window,
+            horizon=policy.horizon,
+            state_size=policy.weights.state_size,
+            action_size=policy.weights.action_size,
         )
         self._seed = 0
 
     def reset(self, seed: int = 0) -> None:
-        """A new episode begins with the next observation; `seed` is of the planner's candidates."""
+        """A new episode begins with the next observation; `seed`: of the planner's candidates."""
         self.last, self._seed = None, seed
 
     def act(self, observation: Any, *, explore: bool = False) -> Floats:
-        """The action [A] for an observation [S], given what this episode brought so far."""
+        """The action [A] for an observation [S], given the steps of this episode so far."""
         state = np.asarray(observation, np.float32)
         if state.shape != (self.policy.weights.state_size,) or not np.isfinite(state).all():
             raise InputError(
@@ -68,12 +67,12 @@ class Agent:
 
 def load(path: Path | str, *, sets: Sequence[str] = ()) -> Agent:
     """The agent of a run or checkpoint; `sets` such as "planner.mode=q" change how it plans."""
-    return Agent(policy(checkpoint.read(path), sets))
+    return Agent(configured_policy(checkpoint.read(path), sets))
 
 
-def policy(found: Checkpoint, sets: Sequence[str]) -> Policy:
+def configured_policy(source: Checkpoint, sets: Sequence[str]) -> Policy:
     """The planner of a checkpoint, after `sets`."""
-    trained = found.weights.config
+    trained = source.weights.config
     config = override(trained, sets)
     for name in type(config).model_fields:
         if name not in SETTABLE and getattr(config, name) != getattr(trained, name):
@@ -81,10 +80,10 @@ def policy(found: Checkpoint, sets: Sequence[str]) -> Policy:
                 f"{name} was settled by training; what may change afterwards is in "
                 f"{', '.join(SETTABLE)}"
             )
-    if config.planner.mode in ("q", "q0") and found.progress.get("critic_updates") == 0:
+    if config.planner.mode in ("q", "q0") and source.progress.get("critic_updates") == 0:
         raise InputError(
-            f"planner.mode is {config.planner.mode}, but the critic of {found.path} has not "
+            f"planner.mode is {config.planner.mode}, but the critic of {source.path} has not "
             "learned yet; finish the run, or plan by m or rcbc"
         )
     prepare_compute(config.compute)
-    return Policy(found.weights, config)
+    return Policy(source.weights, config)

@@ -1,6 +1,7 @@
-"""How well a planner does: episodes that depend on a seed alone, and what they come to.
+"""The evaluation of any planner: play episodes that depend on a seed alone, and average them.
 
-K episodes, H rows of a waypoint table, S state.
+Which planner of which checkpoint plays is decided in `m3pc.evaluation.jobs`. K episodes, H rows of
+a waypoint table, S state.
 """
 
 import math
@@ -11,22 +12,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from actors.episodes import rollouts
 from actors.vector_rollout import Rollout
-from m3pc.core.env_ids import parted
+from m3pc.core.env_ids import split_env_name
 from m3pc.core.manipulation_tasks import TASKS
+from m3pc.core.progress import OnProgress, ignore_progress
 from m3pc.core.seeding import evaluation_episode
 from m3pc.envs import engine, make, make_vector, normalised_score
 from m3pc.envs.registry import FloatVectorEnv
 from m3pc.envs.subproc_vector import SubprocVectorEnv
-from m3pc.types import Decision, Floats, InputError, Integers, Planner
+from m3pc.evaluation.statistics import wilson_interval
+from m3pc.types import Booleans, Decision, Doubles, Floats, InputError, Integers, Planner
 
-Doubles = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Report = Callable[[Mapping[str, Any]], None]
-QUANTILE = 1.959964  # 97.5 % of the standard normal distribution
+# Arrays of an Evaluation: their keys in JSON.
+JSON_COLUMNS = {
+    "returns": "returns",
+    "effective_candidates": "effective",
+    "utility_std": "spread",
+    "first_target_returns": "first_conditions",
+    "mean_target_returns": "mean_conditions",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +44,10 @@ class Evaluation:
     seed: int
     returns: Doubles  # [K]
     lengths: Integers  # [K]
-    effective: Doubles  # [K] effective candidates, mean over decisions; NaN without planning
-    spread: Doubles  # [K] of the utilities, mean over decisions; NaN without planning
-    first_conditions: Doubles  # [K] return asked for at step 0; NaN where none was
-    mean_conditions: Doubles  # [K] mean over decisions
+    effective_candidates: Doubles  # [K] mean over decisions; NaN without planning
+    utility_std: Doubles  # [K] mean over decisions; NaN without planning
+    first_target_returns: Doubles  # [K] at step 0; NaN where there was none
+    mean_target_returns: Doubles  # [K] mean over decisions
     decisions: int
     seconds: float  # of planning and simulation together
 
@@ -51,14 +57,14 @@ class Evaluation:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean return; NaN for one episode, which cannot tell."""
+        """Of the mean return; NaN for a single episode."""
         if len(self.returns) == 1:
             return math.nan
         return float(self.returns.std(ddof=1)) / math.sqrt(len(self.returns))
 
     @property
     def score(self) -> float | None:
-        """The mean on D4RL's scale; None where it has no reference."""
+        """The mean return on D4RL's scale; None where D4RL has no reference."""
         return normalised_score(self.env_id, self.mean)
 
     @property
@@ -67,11 +73,11 @@ class Evaluation:
         return None if zero is None or error is None else error - zero  # a score is linear
 
     @property
-    def successes(self) -> Flags | None:
-        """[K] whether the task was done; None where the environment has no such notion."""
-        if parted(self.env_id)[0] not in TASKS:
+    def successes(self) -> Booleans | None:
+        """[K] whether the task succeeded; None where the environment does not define success."""
+        if split_env_name(self.env_id)[0] not in TASKS:
             return None
-        done: Flags = self.returns > 0  # the only reward is 1, for success
+        done: Booleans = self.returns > 0  # the only reward is 1, for success
         return done
 
     @property
@@ -80,17 +86,24 @@ class Evaluation:
 
     @property
     def success_interval(self) -> tuple[float, float] | None:
-        """95 % of the rate, by Wilson."""
+        """Wilson's 95 % interval of the rate."""
         if self.successes is None:
             return None
-        return wilson(int(self.successes.sum()), len(self.successes))
+        return wilson_interval(int(self.successes.sum()), len(self.successes))
 
     @property
     def decisions_per_second(self) -> float:
         return self.decisions / self.seconds if self.seconds > 0 else math.nan
 
     def as_json(self) -> dict[str, Any]:
-        """Plain numbers, None for NaN: JSON has no word for it."""
+        """Plain numbers, None for NaN, which JSON lacks."""
+        success: dict[str, Any] = {}
+        if self.successes is not None:
+            success = {
+                "success_rate": self.success_rate,
+                "success_interval": self.success_interval,
+                "successes": self.successes.tolist(),
+            }
         return {
             "env": self.env_id,
             "engine": self.engine,
@@ -105,44 +118,26 @@ class Evaluation:
             "decisions_per_second": _plain(self.decisions_per_second),
             "returns": _plain(self.returns.tolist()),
             "lengths": self.lengths.tolist(),
-            **self._success(),
-            "effective": _plain(self.effective.tolist()),
-            "spread": _plain(self.spread.tolist()),
-            "first_conditions": _plain(self.first_conditions.tolist()),
-            "mean_conditions": _plain(self.mean_conditions.tolist()),
-        }
-
-    def _success(self) -> dict[str, Any]:
-        if self.successes is None:
-            return {}
-        return {
-            "success_rate": self.success_rate,
-            "success_interval": self.success_interval,
-            "successes": self.successes.tolist(),
+            **success,
+            "effective": _plain(self.effective_candidates.tolist()),
+            "spread": _plain(self.utility_std.tolist()),
+            "first_conditions": _plain(self.first_target_returns.tolist()),
+            "mean_conditions": _plain(self.mean_target_returns.tolist()),
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Evaluation":
+    def from_json(cls, row: Mapping[str, Any]) -> "Evaluation":
         """What `as_json` gave."""
-        columns = ("returns", "effective", "spread", "first_conditions", "mean_conditions")
         return cls(
-            env_id=found["env"],
-            engine=found["engine"],
-            seed=found["seed"],
-            lengths=np.array(found["lengths"], np.int64),
-            decisions=found["decisions"],
-            seconds=math.nan if found["seconds"] is None else found["seconds"],
-            **{name: np.array(found[name], np.float64) for name in columns},  # None becomes NaN
+            env_id=row["env"],
+            engine=row["engine"],
+            seed=row["seed"],
+            lengths=np.array(row["lengths"], np.int64),
+            decisions=row["decisions"],
+            seconds=math.nan if row["seconds"] is None else row["seconds"],
+            # None becomes NaN.
+            **{name: np.array(row[key], np.float64) for name, key in JSON_COLUMNS.items()},
         )
-
-
-def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a rate: within [0, 1], and sound for few trials."""
-    z2 = QUANTILE**2
-    centre = (successes + z2 / 2) / (trials + z2)
-    rate = successes / trials
-    half = QUANTILE * math.sqrt(rate * (1 - rate) * trials + z2 / 4) / (trials + z2)
-    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 def evaluate(
@@ -152,97 +147,86 @@ def evaluate(
     episodes: int,
     seed: int,
     slots: int,
-    window: int,
-    horizon: int,
     processes: int = 1,
     waypoints: Floats | None = None,
-    on_progress: Report = lambda numbers: None,
+    on_progress: OnProgress = ignore_progress,
     clock: Callable[[], float] = time.perf_counter,
     **kwargs: Any,
 ) -> Evaluation:
     """Play the episodes 0, 1, ... of `seed`, up to `slots` together. `kwargs` go to gymnasium.make.
 
     If the planner answers row by row, the numbers do not depend on `slots`; they never depend on
-    `processes`, over which the slots are shared out.
+    `processes`, which share the slots.
     """
     if episodes < 1:
         raise InputError(f"{episodes} episodes were asked for; give 1 or more")
     starts = (evaluation_episode(seed, number) for number in range(episodes))
-    tally, engine_name = _EpisodeTotals(episodes, on_progress), _engine(env_id, **kwargs)
-    with closing(vector(env_id, min(slots, episodes), processes, **kwargs)) as envs:
+    with closing(make(env_id, **kwargs)) as env:
+        engine_name = engine(env)
+    table = _EpisodeTable(episodes, on_progress)
+    with closing(make_envs(env_id, min(slots, episodes), processes, **kwargs)) as envs:
         began = clock()
         for rollout in rollouts(
-            envs,
-            planner,
-            starts,
-            window=window,
-            horizon=horizon,
-            waypoints=waypoints,
-            on_step=tally.count,
+            envs, planner, starts, waypoints=waypoints, on_step=table.count_decisions
         ):
-            tally.add(rollout)
+            table.add(rollout)
         seconds = clock() - began
-    return tally.evaluation(env_id, engine_name, seed, seconds)
+    return table.evaluation(env_id, engine_name, seed, seconds)
 
 
-class _EpisodeTotals:
+class _EpisodeTable:
     """One row of numbers an episode; the episodes themselves are not kept."""
 
-    def __init__(self, episodes: int, report: Report) -> None:
-        self._episodes, self._report = episodes, report
+    def __init__(self, episodes: int, on_progress: OnProgress) -> None:
+        self._episodes, self._on_progress = episodes, on_progress
         self._rows: dict[int, tuple[float, ...]] = {}
         self._decisions, self._total = 0, 0.0
 
-    def count(self, envs: FloatVectorEnv, decision: Decision) -> None:
+    def count_decisions(self, envs: FloatVectorEnv, decision: Decision) -> None:
         self._decisions += len(decision.actions)
-        self._show()
+        self._report()
 
     def add(self, rollout: Rollout) -> None:
         self._rows[rollout.number] = (
             float(rollout.episode.rewards.sum(dtype=np.float64)),
             len(rollout.episode),
-            float(rollout.effective.mean(dtype=np.float64)),
-            float(rollout.spread.mean(dtype=np.float64)),
-            float(rollout.conditions[0]),
-            float(rollout.conditions.mean(dtype=np.float64)),
+            float(rollout.planning.effective_candidates.mean(dtype=np.float64)),
+            float(rollout.planning.utility_std.mean(dtype=np.float64)),
+            float(rollout.planning.target_returns[0]),
+            float(rollout.planning.target_returns.mean(dtype=np.float64)),
         )
         self._total += self._rows[rollout.number][0]
-        self._show()
+        self._report()
 
-    def _show(self) -> None:
-        done = len(self._rows)
-        mean = {"mean return": self._total / done} if done else {}
-        counts = {"episodes": done, "of": self._episodes, "decisions": self._decisions}
-        self._report({**counts, **mean})
+    def _report(self) -> None:
+        played = len(self._rows)
+        mean = {"mean return": self._total / played} if played else {}
+        counts = {"episodes": played, "of": self._episodes, "decisions": self._decisions}
+        self._on_progress({**counts, **mean})
 
     def evaluation(self, env_id: str, engine_name: str, seed: int, seconds: float) -> Evaluation:
         columns = np.array([self._rows[number] for number in range(self._episodes)]).T
-        returns, lengths, effective, spread, first_conditions, mean_conditions = columns
+        returns, lengths, effective_candidates, utility_std, first_targets, mean_targets = columns
         return Evaluation(
             env_id=env_id,
             engine=engine_name,
             seed=seed,
             returns=returns,
             lengths=lengths.astype(np.int64),
-            effective=effective,
-            spread=spread,
-            first_conditions=first_conditions,
-            mean_conditions=mean_conditions,
+            effective_candidates=effective_candidates,
+            utility_std=utility_std,
+            first_target_returns=first_targets,
+            mean_target_returns=mean_targets,
             decisions=self._decisions,
             seconds=seconds,
         )
 
 
-def vector(env_id: str, slots: int, processes: int, **kwargs: Any) -> FloatVectorEnv:
-    """Environments stepped together, shared out over processes where there are several."""
+def make_envs(env_id: str, slots: int, processes: int, **kwargs: Any) -> FloatVectorEnv:
+    """Environments stepped together, by several processes if there are to be any."""
     if processes > 1:
         return SubprocVectorEnv(env_id, slots, processes=processes, **kwargs)
     return make_vector(env_id, slots, **kwargs)
-
-
-def _engine(env_id: str, **kwargs: Any) -> str:
-    with closing(make(env_id, **kwargs)) as env:
-        return engine(env)
 
 
 def _plain(value: Any) -> Any:

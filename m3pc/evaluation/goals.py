@@ -4,47 +4,45 @@ K episodes, N steps of an episode, H rows of a waypoint table, S state, D key di
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from actors.episodes import rollouts
-from actors.vector_rollout import Rollout
 from m3pc.config.schema import BACKWARD
-from m3pc.core.env_ids import parted
-from m3pc.core.history import WaypointFn, subgoals
+from m3pc.core.env_ids import split_env_name
+from m3pc.core.history import WaypointFn, block_subgoals
 from m3pc.core.manipulation_tasks import TASKS as MANIPULATION
+from m3pc.core.progress import OnProgress
 from m3pc.core.seeding import evaluation_episode
 from m3pc.envs import make, robot, step_limit
 from m3pc.envs.registry import FloatVectorEnv
-from m3pc.evaluation.agent import policy
-from m3pc.evaluation.episodes import vector
-from m3pc.evaluation.evaluate import environment, together
+from m3pc.evaluation.agent import configured_policy
+from m3pc.evaluation.episodes import make_envs
+from m3pc.evaluation.jobs import env_of, slots_and_processes
 from m3pc.evaluation.video import RgbFrame, poses, record_video
 from m3pc.goals.distribution import Distribution, distribution
 from m3pc.goals.files import Goals, read_goals
-from m3pc.goals.guides import held
 from m3pc.goals.registry import TASKS, rows_per_subgoal
 from m3pc.goals.task import GoalSetting, GoalTask, WaypointSource
-from m3pc.goals.tracking import Tracking, track
+from m3pc.goals.tracking import Tracking, tracking
+from m3pc.goals.waypoints import pad_rows
 from m3pc.model import checkpoint
 from m3pc.model.weights import Weights
-from m3pc.types import Decision, Episode, Floats, InputError
+from m3pc.types import Decision, Doubles, Episode, Floats, InputError
 from planner.policy import Policy
 from replay.store.store import Store
 from replay.store.view import drawable
 
-Report = Callable[[Mapping[str, Any]], None]
 FRAMES = 125  # of a video, about
-OWN = "own goals"  # the task of a file
-JUDGED = 10  # success of a file's goals is decided by the last 1/10 of the steps
-PART = 0.5  # ... within this part of the data's standard deviation, unless told otherwise
+OWN = "own goals"  # name of the task that a file of goals is
+# Success of a file's goals is decided by the last tenth of the steps, within half of the data's
+# standard deviation unless --within gives another tolerance.
+JUDGED_PART, TOLERANCE_IN_STD = 10, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +67,13 @@ class GoalRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class GoalCase:
     """A task at one frequency, where it has one."""
 
     name: str
     cycles: float | None
     note: str  # where the waypoints come from
-    guide: WaypointFn  # the waypoints themselves, [H, S]
+    waypoints: WaypointFn  # [H, S] by an episode's first state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,19 +84,27 @@ class GoalOutcome:
     tables: Sequence[Floats]  # [K] each [H, S]
     tracking: Sequence[Tracking]  # [K]
 
-    def values(self, measure: str) -> NDArray[np.float64]:
-        return np.array([getattr(one, measure) for one in self.tracking], np.float64)
+    def values(self, measure: str) -> Doubles:
+        return np.array([getattr(tracking, measure) for tracking in self.tracking], np.float64)
+
+    def goal_states(self, steps: int) -> Floats:
+        """[N, S] every state that was a goal at some of the first `steps` steps, once."""
+        return np.unique(np.concatenate([table[: steps + 1] for table in self.tables]), axis=0)
+
+    @property
+    def visited_states(self) -> Floats:
+        return np.concatenate([episode.states for episode in self.episodes])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """An order for which everything is there and fits."""
+class GoalJob:
+    """A request, read and checked, so that it can be played."""
 
-    order: GoalRequest
+    request: GoalRequest
     task: GoalTask
-    kind: str  # of waypoints
+    waypoint_kind: str  # of waypoints
     spacing: int
-    cases: Sequence[Case]
+    cases: Sequence[GoalCase]
     policies: Mapping[str, Policy]  # by mode, all of the same weights
     data: Sequence[Episode]  # empty where none was given
 
@@ -110,48 +116,44 @@ class Trial:
     def distribution(self) -> Distribution | None:
         return distribution(self.data) if self.data else None
 
-    def play(self, case: Case, mode: str, report: Report, processes: int = 0) -> GoalOutcome:
+    def play(
+        self, case: GoalCase, mode: str, on_progress: OnProgress, processes: int = 0
+    ) -> GoalOutcome:
         """The episodes 0, 1, ... of the seed: the same first states for every planner.
 
         `processes` step the environments; 0: as many as there are cores if these are heavy.
         """
-        order, count = self.order, self.order.episodes
-        starts = (evaluation_episode(order.seed, number) for number in range(count))
-        found: dict[int, Rollout] = {}
+        task, count = self.task, self.request.episodes
+        starts = (evaluation_episode(self.request.seed, number) for number in range(count))
+        episodes: dict[int, Episode] = {}
         steps = 0
 
-        def show(envs: FloatVectorEnv, decision: Decision) -> None:
+        def report(envs: FloatVectorEnv, decision: Decision) -> None:
             nonlocal steps
             steps += len(decision.actions)
-            report({"steps": steps, "of": count * self.task.steps, "episodes": len(found)})
+            on_progress({"steps": steps, "of": count * task.steps, "episodes": len(episodes)})
 
-        task, config = self.task, self.policies[mode].config
-        slots, processes = together(task.env, processes)
-        shape = min(slots, count), processes
-        with closing(vector(task.env, *shape, max_episode_steps=task.steps)) as envs:
+        slots, processes = slots_and_processes(task.env, processes)
+        slots = min(slots, count)
+        with closing(make_envs(task.env, slots, processes, max_episode_steps=task.steps)) as envs:
             for rollout in rollouts(
                 envs,
                 self.policies[mode],
                 starts,
-                window=config.model.window,
-                horizon=config.planner.horizon,
                 waypoints=self.subgoals(case),
-                on_step=show,
+                on_step=report,
             ):
-                found[rollout.number] = rollout
-        return self._outcome(case, [found[number].episode for number in range(count)])
+                episodes[rollout.number] = rollout.episode
+        return self._outcome(case, [episodes[number] for number in range(count)])
 
-    def film(self, case: Case, mode: str, path: Path) -> list[tuple[int, RgbFrame]]:
+    def film(self, case: GoalCase, mode: str, path: Path) -> list[tuple[int, RgbFrame]]:
         """The first episode as an MP4; its frames, each after so many steps."""
         frames: list[tuple[int, RgbFrame]] = []
-        config = self.policies[mode].config
         record_video(
             self.task.env,
             self.policies[mode],
             path,
-            seed=self.order.seed,
-            window=config.model.window,
-            horizon=config.planner.horizon,
+            seed=self.request.seed,
             waypoints=self.subgoals(case),
             every=math.ceil(self.task.steps / FRAMES),
             on_frame=lambda steps, frame: frames.append((steps, frame)),
@@ -159,218 +161,217 @@ class Trial:
         )
         return frames
 
-    def wanted(self, case: Case, steps: Sequence[int]) -> list[tuple[int, RgbFrame]]:
-        """The robot as the waypoints of the first episode have it; nothing where that cannot be."""
-        start, _ = evaluation_episode(self.order.seed, 0)
+    def render_waypoints(self, case: GoalCase, steps: Sequence[int]) -> list[tuple[int, RgbFrame]]:
+        """Frames of the robot in the states that the first episode's waypoints ask for at these
+        steps; none where such states cannot be shown."""
+        start, _ = evaluation_episode(self.request.seed, 0)
         with closing(make(self.task.env)) as env:
             first, _ = env.reset(seed=start)
-        table = case.guide(first.astype(np.float32))
+        table = case.waypoints(first.astype(np.float32))
         return list(zip(steps, poses(self.task.env, table[list(steps)]), strict=False))
 
-    def subgoals(self, case: Case) -> WaypointFn:
-        """What a planner sees of the waypoints; the last is held for whoever looks beyond."""
+    def subgoals(self, case: GoalCase) -> WaypointFn:
+        """What a planner sees of the waypoints. The last row is repeated for windows that reach
+        beyond the table."""
         ahead = self.weights.config.model.window
 
         def guide(first: Floats) -> Floats:
-            table = subgoals(case.guide(first), self.spacing)
-            return held(table, len(table) + ahead)
+            table = block_subgoals(case.waypoints(first), self.spacing)
+            return pad_rows(table, len(table) + ahead)
 
         return guide
 
-    def _outcome(self, case: Case, episodes: Sequence[Episode]) -> GoalOutcome:
-        tables = [case.guide(episode.states[0]) for episode in episodes]
-        pairs = zip(episodes, tables, strict=True)
-        return GoalOutcome(
-            episodes=episodes,
-            tables=tables,
-            tracking=[self._track(episode.states, table) for episode, table in pairs],
-        )
-
-    def _track(self, states: Floats, table: Floats) -> Tracking:
-        task, whole = self.task, held(states, self.task.steps + 1)
-        return track(
-            whole,
-            table,
-            key=task.key,
-            steps=task.steps,
-            tolerance=task.tolerance,
-            spread=spread(self.weights),
-            success=task.succeeded(task, whole, table),
-        )
+    def _outcome(self, case: GoalCase, episodes: Sequence[Episode]) -> GoalOutcome:
+        task = self.task
+        tables = [case.waypoints(episode.states[0]) for episode in episodes]
+        results = []
+        for episode, table in zip(episodes, tables, strict=True):
+            states = pad_rows(episode.states, task.steps + 1)
+            results.append(
+                tracking(
+                    states,
+                    table,
+                    key=task.key,
+                    steps=task.steps,
+                    tolerance=task.tolerance,
+                    std=state_std(self.weights),
+                    success=task.succeeded(task, states, table),
+                )
+            )
+        return GoalOutcome(episodes=episodes, tables=tables, tracking=results)
 
 
-def trial(order: GoalRequest) -> Trial:
+def make_goal_job(request: GoalRequest) -> GoalJob:
     """Read and check everything; nothing is played yet."""
-    if order.task is None and order.goals is None:
+    if request.task is None and request.goals is None:
         raise InputError(f"nothing to reach; give --task {' or '.join(TASKS)}, or --goals FILE")
-    if order.task is not None and order.task not in TASKS:
-        raise InputError(f"there is no task {order.task!r}; give one of {', '.join(TASKS)}")
-    if order.goals is not None and (order.waypoints or order.cycles):
+    if request.task is not None and request.task not in TASKS:
+        raise InputError(f"there is no task {request.task!r}; give one of {', '.join(TASKS)}")
+    if request.goals is not None and (request.waypoints or request.cycles):
         raise InputError("--goals has its own waypoints; leave out --waypoints and --frequency")
-    if order.tolerance is not None and not math.isfinite(order.tolerance):
-        raise InputError(f"--within is {order.tolerance}; give a finite number")
-    for mode in order.planners:
+    if request.tolerance is not None and not math.isfinite(request.tolerance):
+        raise InputError(f"--within is {request.tolerance}; give a finite number")
+    for mode in request.planners:
         if mode not in BACKWARD:
             raise InputError(f"planner {mode!r} reaches no goals; give {' or '.join(BACKWARD)}")
-    found = checkpoint.read(order.path)
-    weights = found.weights
+    source = checkpoint.read(request.path)
+    weights = source.weights
     policies = {
-        mode: policy(found, [*order.sets, f"planner.mode={mode}"]) for mode in order.planners
+        mode: configured_policy(source, [*request.sets, f"planner.mode={mode}"])
+        for mode in request.planners
     }
     goal = next(iter(policies.values())).config.goal
-    own = None if order.goals is None else read_goals(order.goals, weights.state_size)
-    env = _environment(order, weights)
-    task = _task(order, own, env, weights)
-    kind = order.waypoints or _kind(task, goal.waypoints)
-    data = _episodes(order, env, weights.state_size)
-    limit = max(_limit(env), task.steps)
-    return Trial(
-        order=order,
+    own = None if request.goals is None else read_goals(request.goals, weights.state_size)
+    env = _env_id(request, weights)
+    task = _task(request, own, env, weights)
+    kind = request.waypoints or goal.waypoints
+    if not request.waypoints and len(task.waypoint_sources) == 1:
+        (kind,) = task.waypoint_sources  # the configuration is for tasks with several kinds
+    data = _episodes(request, env, weights.state_size)
+    max_steps = max(_max_episode_steps(env), task.steps)
+    return GoalJob(
+        request=request,
         task=task,
-        kind="own" if own else kind,
-        spacing=order.spacing or (1 if own and not order.task else rows_per_subgoal(goal, env)),
-        cases=_cases(order, task, own, kind, data, rows=limit + 1),
+        waypoint_kind="own" if own else kind,
+        spacing=request.spacing or (1 if own and not request.task else rows_per_subgoal(goal, env)),
+        cases=_cases(request, task, own, kind, data, rows=max_steps + 1),
         policies=policies,
         data=data,
     )
 
 
-def _environment(order: GoalRequest, weights: Weights) -> str:
-    """The one asked for, else the task's, else the checkpoint's own.
+def _env_id(request: GoalRequest, weights: Weights) -> str:
+    """The environment of the request, else of the task, else of the checkpoint.
 
-    A manipulation task's is the checkpoint's own too: its states may be fewer than the task's
-    environment shows, and its arguments are those that the data were recorded with.
+    A manipulation task, too, is played in the checkpoint's own environment: its states may be fewer
+    than the task's environment shows, and its arguments are those that the data were recorded with.
     """
-    if order.env or not order.task:
-        return environment(order.path, order.env, weights)
-    env = TASKS[order.task].env
+    if request.env or not request.task:
+        return env_of(request.path, request.env, weights)
+    env = TASKS[request.task].env
     if weights.env is None:
-        return environment(order.path, env, weights)
-    _refuse_other_robot(order.path, weights.env, order.task, env)
-    own = parted(weights.env)[0] in MANIPULATION
-    return environment(order.path, None if own else env, weights)
+        return env_of(request.path, env, weights)
+    _refuse_other_robot(request.path, weights.env, request.task, env)
+    own = split_env_name(weights.env)[0] in MANIPULATION
+    return env_of(request.path, None if own else env, weights)
 
 
-def _refuse_other_robot(source: Path, found: str, what: str, env: str) -> None:
-    """Sizes do not tell: a walker's states and actions have those of a cheetah's."""
-    if robot(found) != robot(env):
+def _refuse_other_robot(source: Path, source_env: str, what: str, env: str) -> None:
+    """Sizes do not tell robots apart: a walker and a cheetah have the same."""
+    if robot(source_env) != robot(env):
         raise InputError(
-            f"{source} is of {robot(found)} ({found}), but {what} is of {robot(env)}; give one of "
-            "that, or, if you know that they are the same, --env"
+            f"{source} is of {robot(source_env)} ({source_env}), but {what} is of {robot(env)}; "
+            "give one of that, or, if you know that they are the same, --env"
         )
 
 
-def _task(order: GoalRequest, own: Goals | None, env: str, weights: Weights) -> GoalTask:
-    """The one named, or one around a file, with what the user changes."""
-    if order.task is not None:
-        task = TASKS[order.task]
+def _task(request: GoalRequest, own: Goals | None, env: str, weights: Weights) -> GoalTask:
+    """The task named, or one made for a file of goals, with what the request changes."""
+    if request.task is not None:
+        task = TASKS[request.task]
     else:
         assert own is not None
-        task = _own_task(own, order, env, weights)
+        task = _own_task(own, request, env, weights)
     task = replace(task, env=env)
-    key = order.key or (own.key if own else ())
+    key = request.key or (own.key if own else ())
     if key and key != task.key:
-        _check_key(key, weights)
-        task = replace(task, key=key, key_names=_key_names(key))
-    if order.tolerance is not None:
-        task = replace(task, tolerance=order.tolerance)
-    if order.steps is not None:
-        task = replace(task, steps=order.steps, judged=min(task.judged, order.steps))
+        task = replace(task, key=key, key_names=_key_names(key, weights))
+    if request.tolerance is not None:
+        task = replace(task, tolerance=request.tolerance)
+    if request.steps is not None:
+        task = replace(task, steps=request.steps, judged_from=min(task.judged_from, request.steps))
     return task
 
 
-def _kind(task: GoalTask, configured: str) -> str:
-    """The configuration speaks of tasks that have several kinds of waypoints."""
-    return next(iter(task.guides)) if len(task.guides) == 1 else configured
-
-
-def _own_task(own: Goals, order: GoalRequest, env: str, weights: Weights) -> GoalTask:
-    key = order.key or own.key
+def _own_task(own: Goals, request: GoalRequest, env: str, weights: Weights) -> GoalTask:
+    """The task of reaching the goals of a file."""
+    key = request.key or own.key
     if not key:
         raise InputError(
             "which dimension of a state is the key? give --key N (from 0), or in a JSON file "
             '"key": N'
         )
-    _check_key(key, weights)
-    steps = order.steps or own.steps or _limit(env)
+    steps = request.steps or own.steps or _max_episode_steps(env)
     return GoalTask(
         name=OWN,
         env=env,
         key=key,
-        key_names=_key_names(key),
+        key_names=_key_names(key, weights),
         steps=steps,
-        judged=max(1, steps - steps // JUDGED),
-        tolerance=PART * float(np.linalg.norm(spread(weights)[list(key)])),
-        guides={},
+        judged_from=max(1, steps - steps // JUDGED_PART),
+        tolerance=TOLERANCE_IN_STD * float(np.linalg.norm(state_std(weights)[list(key)])),
+        waypoint_sources={},
     )
 
 
-def _check_key(key: Sequence[int], weights: Weights) -> None:
+def _key_names(key: Sequence[int], weights: Weights) -> tuple[str, ...]:
+    """Names of these dimensions of a state; InputError where states lack one."""
     if max(key) >= weights.state_size:
         raise InputError(
             f"the key is dimension {max(key)}; expected one from 0 to {weights.state_size - 1}"
         )
-
-
-def _key_names(key: Sequence[int]) -> tuple[str, ...]:
     return tuple(f"state[{dimension}]" for dimension in key)
 
 
 def _cases(
-    order: GoalRequest,
+    request: GoalRequest,
     task: GoalTask,
     own: Goals | None,
     kind: str,
     data: Sequence[Episode],
     *,
     rows: int,
-) -> list[Case]:
-    if own is not None:
-        return [_case(task.name, None, WaypointSource(guide=own.guide, note=own.note), rows)]
-    if order.cycles and not task.cycles:
+) -> list[GoalCase]:
+    """One case for each frequency; a single one for a task without, or for a file of goals."""
+    if request.cycles and not task.cycles:
         raise InputError(f"{task.name} has no frequency; leave out --frequency")
-    source = "--data" if order.data is None else order.data.name
-    found = []
-    for cycles in order.cycles or task.cycles or (None,):
-        setting = GoalSetting(rows=rows, cycles=cycles, episodes=data, source=source)
-        name = task.name if cycles is None else f"{task.name}-{cycles:g}"
-        found.append(_case(name, cycles, task.guidance(kind, setting), rows))
-    return found
+    data_name = "--data" if request.data is None else request.data.name
+    cases = []
+    for cycles in (None,) if own else request.cycles or task.cycles or (None,):
+        if own is not None:
+            source = WaypointSource(waypoints=own.waypoints, note=own.note)
+        else:
+            setting = GoalSetting(rows=rows, cycles=cycles, episodes=data, source=data_name)
+            source = task.waypoints(kind, setting)
+        cases.append(
+            GoalCase(
+                name=task.name if cycles is None else f"{task.name}-{cycles:g}",
+                cycles=cycles,
+                note=source.note,
+                waypoints=partial(_padded_waypoints, source.waypoints, rows),
+            )
+        )
+    return cases
 
 
-def _case(name: str, cycles: float | None, guidance: WaypointSource, rows: int) -> Case:
-    return Case(
-        name=name,
-        cycles=cycles,
-        note=guidance.note,
-        guide=lambda first: held(guidance.guide(first), rows),
-    )
+def _padded_waypoints(waypoints: WaypointFn, rows: int, first: Floats) -> Floats:
+    return pad_rows(waypoints(first), rows)
 
 
-def _episodes(order: GoalRequest, env: str, state_size: int) -> list[Episode]:
-    if order.data is None:
+def _episodes(request: GoalRequest, env: str, state_size: int) -> list[Episode]:
+    if request.data is None:
         return []
-    store = Store(order.data)
+    store = Store(request.data)
     if store.header.states != state_size:
         raise InputError(
-            f"{order.data} has states of {store.header.states} numbers, the checkpoint of "
+            f"{request.data} has states of {store.header.states} numbers, the checkpoint of "
             f"{state_size}; give the --data that it learned from"
         )
-    if store.header.env is not None and order.env is None:
-        _refuse_other_robot(order.data, store.header.env, order.task or "the checkpoint", env)
+    if store.header.env is not None and request.env is None:
+        _refuse_other_robot(request.data, store.header.env, request.task or "the checkpoint", env)
     pairs = zip(store.episodes(), drawable(store), strict=True)
-    found = [episode for episode, kept in pairs if kept]
-    if not found:
-        raise InputError(f"{order.data} has no episode; give --data with some")
-    return found
+    episodes = [episode for episode, kept in pairs if kept]
+    if not episodes:
+        raise InputError(f"{request.data} has no episode; give --data with some")
+    return episodes
 
 
-def _limit(env: str) -> int:
-    with closing(make(env)) as made:
-        return step_limit(made)
+def _max_episode_steps(env_id: str) -> int:
+    with closing(make(env_id)) as env:
+        return step_limit(env)
 
 
-def spread(weights: Weights) -> Floats:
-    """Standard deviation of the data's states, without padding, whatever the preset: [S]"""
-    found: Floats = weights.tensors["critic.state_std"].numpy()
-    return found
+def state_std(weights: Weights) -> Floats:
+    """[S] standard deviation of the data's states, without padding, whatever the preset."""
+    std: Floats = weights.tensors["critic.state_std"].numpy()
+    return std

@@ -31,44 +31,37 @@ def record_video(
     path: Path,
     *,
     seed: int,
-    window: int,
-    horizon: int,
     waypoints: Waypoints | None = None,
     every: int = 4,
     size: tuple[int, int] = (320, 320),
     on_frame: OnFrame = lambda steps, frame: None,
     **kwargs: Any,
 ) -> Rollout:
-    """Play episode 0 of `seed`, as `evaluate` does, and film every so many steps of it.
+    """Play episode 0 of `seed`, as `evaluate` does, and film one of `every` so many steps.
 
     `size` (width, height) is for environments that take one; `kwargs` go to gymnasium.make.
     """
-    part = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     with closing(_filmed(env_id, size, kwargs)) as envs:
-        film = _Film(part, every, on_frame)
+        film = _Film(partial, every, on_frame)
         starts = [evaluation_episode(seed, 0)]
         try:
             with closing(film):
                 (rollout,) = rollouts(
-                    envs,
-                    planner,
-                    starts,
-                    window=window,
-                    horizon=horizon,
-                    waypoints=waypoints,
-                    on_step=film.shoot,
+                    envs, planner, starts, waypoints=waypoints, on_step=film.shoot
                 )
-            part.replace(path)
+            partial.replace(path)
         finally:
-            part.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
     return rollout
 
 
 def poses(env_id: str, states: Floats, size: tuple[int, int] = (320, 320)) -> list[RgbFrame]:
-    """A MuJoCo robot put into states [N, S] of positions, but for the way gone, and velocities.
+    """Frames of a MuJoCo robot in states [N, S], which hold its positions without the first (the
+    distance travelled) and its velocities.
 
-    Empty where a state of the environment is something else, or it has no such model.
+    Empty where the environment's states hold something else, or it has no such model.
     """
     with closing(_filmed(env_id, size, {})) as envs:
         assert isinstance(envs, SyncVectorEnv)
@@ -85,7 +78,7 @@ def poses(env_id: str, states: Floats, size: tuple[int, int] = (320, 320)) -> li
 
 
 class _Film:
-    """Renders after the first step and every so many; each frame goes to ffmpeg at once."""
+    """Renders after the first step and then every so many; each frame goes to ffmpeg at once."""
 
     def __init__(self, path: Path, every: int, on_frame: OnFrame) -> None:
         self._path, self._every, self._on_frame, self._steps = path, every, on_frame, 0
@@ -107,7 +100,7 @@ class _Film:
 
 
 def _filmed(env_id: str, size: tuple[int, int], kwargs: dict[str, Any]) -> FloatVectorEnv:
-    """One environment that renders, at that size if it takes one."""
+    """One environment that renders, at this size if it takes one."""
     kwargs = {"render_mode": "rgb_array", **kwargs}
     try:
         return make_vector(env_id, 1, width=size[0], height=size[1], **kwargs)
@@ -117,7 +110,7 @@ def _filmed(env_id: str, size: tuple[int, int], kwargs: dict[str, Any]) -> Float
 
 def _frame(envs: FloatVectorEnv) -> RgbFrame:
     """Cropped to even sides, which yuv420p needs."""
-    # MuJoCo reads this when it first renders. On other systems it has one way only.
+    # MuJoCo reads this when it first renders. Other systems have a single back-end.
     if sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
@@ -130,10 +123,10 @@ def _frame(envs: FloatVectorEnv) -> RgbFrame:
     return np.ascontiguousarray(frame[:height, :width], np.uint8)
 
 
-def _cannot_render(envs: FloatVectorEnv, why: str) -> str:
+def _cannot_render(envs: FloatVectorEnv, reason: str) -> str:
     name = envs.spec.id if envs.spec else str(envs)
     return (
-        f"environment {name!r} cannot be rendered: {why.rstrip('.')}. Install what it names, or "
+        f"environment {name!r} cannot be rendered: {reason.rstrip('.')}. Install what it names, or "
         "set MUJOCO_GL to a back-end that `m3pc doctor` finds working, or go without a video."
     )
 
@@ -151,7 +144,8 @@ def _writer(path: Path, frame: RgbFrame, rate: float) -> Generator[None, RgbFram
         codec="libx264",
         macro_block_size=2,
         ffmpeg_timeout=ENCODER_SECONDS,
-        # The container is not seen from the name; the index goes first, so that browsers play it.
+        # The name of the partial file does not show the container. The index goes first, so that
+        # browsers play the file while it loads.
         output_params=["-f", "mp4", "-movflags", "+faststart"],
     )
     writer.send(None)  # up to where it waits for a frame

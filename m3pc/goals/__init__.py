@@ -1,2 +1,2 @@
-"""Goals: tasks and their waypoints, users' own, how near an episode came to them, how far they lie
-from the data. Never loads torch."""
+"""Goals: tasks and their waypoints, users' own goals, how close episodes came to them, and how far
+they lie from the data. Never loads torch."""

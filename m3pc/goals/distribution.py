@@ -1,7 +1,7 @@
-"""How far states lie from a data set's. N states, S state, E episodes.
+"""How far states lie from those of a data set. N states, S state, E episodes.
 
-Distances are in standard deviations of the data; what is typical among them is how far a state of
-the data is from the nearest one of another episode.
+Distances are Euclidean, in standard deviations of the data. The typical distance is that from a
+state of the data to the nearest state of another episode.
 """
 
 from collections.abc import Sequence
@@ -10,36 +10,37 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from m3pc.types import Episode, Floats
+from m3pc.types import Doubles, Episode, Floats
 
-MOST = 20_000  # states of the data that are looked at, evenly over all
-PROBES = 1_000  # of them, whose own neighbours tell what is typical
+MAX_STATES = 20_000  # states of the data that are kept, evenly spaced
+MAX_PROBES = 1_000  # kept states from which the typical distance is measured
 BLOCK = 256  # states compared at once
-SAME = 1e-6  # nearer than that is the same state, rounded
-Doubles = NDArray[np.float64]
+MIN_DISTANCE = 1e-6  # states nearer than that are the same state, rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
+    """The states of a data set, normalised."""
+
     mean: Doubles  # [S]
     std: Doubles  # [S]
-    states: Doubles  # [N, S] of the data, normalised: near ones differ in their last digits
-    axes: Doubles  # [2, S] of most variance
-    explained: tuple[float, float]  # share of the variance along each
+    states: Doubles  # [N, S] normalised; doubles, as near states differ in their last digits
+    axes: Doubles  # [2, S] the first two principal components
+    explained: tuple[float, float]  # share of the variance along each axis
     typical: float  # median distance to the nearest state of another episode
 
     def plane(self, states: Floats) -> Doubles:
-        """[N, S] -> [N, 2]"""
+        """States in the plane of the two axes: [N, S] -> [N, 2]"""
         return np.asarray(self._normalised(states) @ self.axes.T)
 
     def scatter(self) -> Doubles:
-        """The data in the plane: [N, 2]"""
+        """The data in the same plane: [N, 2]"""
         return np.asarray(self.states @ self.axes.T)
 
     def distance(self, states: Floats) -> float:
-        """Median distance to the nearest state of the data, over the typical one."""
-        found = _nearest(self._normalised(states), self.states)
-        return float(np.median(found)) / self.typical
+        """Median distance to the nearest state of the data, divided by the typical distance."""
+        distances = _nearest_distances(self._normalised(states), self.states)
+        return float(np.median(distances)) / self.typical
 
     def _normalised(self, states: Floats) -> Doubles:
         return np.asarray((states - self.mean) / self.std)
@@ -50,53 +51,58 @@ def distribution(episodes: Sequence[Episode]) -> Distribution:
     owners = np.repeat(np.arange(len(episodes)), [len(episode.states) for episode in episodes])
     mean, std = states.mean(axis=0, dtype=np.float64), states.std(axis=0, dtype=np.float64)
     std = np.where(std > 0, std, 1.0)
-    kept = _evenly(len(states), MOST)
+    kept = _evenly(len(states), MAX_STATES)
     normalised = (states[kept] - mean) / std
-    axes, explained = _principal(normalised)
+    axes, explained = _principal_axes(normalised)
     return Distribution(
         mean=mean,
         std=std,
         states=normalised,
         axes=axes,
         explained=explained,
-        typical=_typical(normalised, owners[kept]),
+        typical=_typical_distance(normalised, owners[kept]),
     )
 
 
-def _principal(states: Doubles) -> tuple[Doubles, tuple[float, float]]:
-    """The two axes of most variance [2, S] and its share along each; 0 where there is no second."""
+def _principal_axes(states: Doubles) -> tuple[Doubles, tuple[float, float]]:
+    """The two axes of largest variance [2, S], and their shares; 0 where there is no second."""
     variance, vectors = np.linalg.eigh(np.atleast_2d(np.cov(states, rowvar=False)))
     axes, share = np.zeros((2, states.shape[1])), np.zeros(2)
-    for row, which in enumerate(np.argsort(-variance)[:2]):
-        axes[row] = vectors[:, which] * (np.sign(vectors[:, which].sum()) or 1)  # one of two signs
-        share[row] = variance[which] / max(variance.sum(), np.finfo(float).tiny)
+    for row, column in enumerate(np.argsort(-variance)[:2]):
+        sign = np.sign(vectors[:, column].sum()) or 1  # makes the result unique
+        axes[row] = vectors[:, column] * sign
+        share[row] = variance[column] / max(variance.sum(), np.finfo(float).tiny)
     return axes, (float(share[0]), float(share[1]))
 
 
-def _typical(states: Doubles, owners: NDArray[np.int64]) -> float:
-    probes = _evenly(len(states), PROBES)
-    found = _nearest(states[probes], states, owners[probes], owners)
-    apart = found[np.isfinite(found) & (found > SAME)]
-    return float(np.median(apart)) if len(apart) else 1.0  # one episode has no other
+def _typical_distance(states: Doubles, owners: NDArray[np.int64]) -> float:
+    probes = _evenly(len(states), MAX_PROBES)
+    distances = _nearest_distances(states[probes], states, owners[probes], owners)
+    usable = distances[np.isfinite(distances) & (distances > MIN_DISTANCE)]
+    return float(np.median(usable)) if len(usable) else 1.0  # with one episode there is no other
 
 
-def _nearest(
+def _nearest_distances(
     states: Doubles,
     others: Doubles,
     owners: NDArray[np.int64] | None = None,
-    of_others: NDArray[np.int64] | None = None,
+    other_owners: NDArray[np.int64] | None = None,
 ) -> Doubles:
-    """Distance of each [N, S] to the nearest of the others, but for those of its own episode."""
+    """Distance of each state to the nearest of the others: [N]
+
+    owners, other_owners  numbers of episodes; others of the same episode are ignored
+    """
     squares = (others**2).sum(axis=1)
-    found = []
+    nearest = []
     for first in range(0, len(states), BLOCK):
         block = states[first : first + BLOCK]
-        apart = (block**2).sum(axis=1)[:, None] - 2 * block @ others.T + squares
-        if owners is not None and of_others is not None:
-            apart[owners[first : first + BLOCK, None] == of_others] = np.inf
-        found.append(apart.min(axis=1))
-    return np.asarray(np.sqrt(np.maximum(np.concatenate(found), 0)))
+        distances = (block**2).sum(axis=1)[:, None] - 2 * block @ others.T + squares
+        if owners is not None and other_owners is not None:
+            distances[owners[first : first + BLOCK, None] == other_owners] = np.inf
+        nearest.append(distances.min(axis=1))
+    return np.asarray(np.sqrt(np.maximum(np.concatenate(nearest), 0)))
 
 
-def _evenly(count: int, most: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+def _evenly(count: int, max_count: int) -> NDArray[np.int64]:
+    """At most `max_count` of the numbers 0 to count - 1, evenly spaced."""
+    return np.unique(np.linspace(0, count - 1, min(count, max_count)).astype(np.int64))

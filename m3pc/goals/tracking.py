@@ -1,6 +1,6 @@
-"""How near an episode came to its waypoints. L steps of it, N steps that matter, K key dimensions.
+"""How close an episode came to its waypoints. L its steps, N steps of the task, K key dimensions.
 
-An episode that ended before step N counts as if it had stayed where it ended.
+An episode that ends before step N counts as if it stayed in its last state.
 """
 
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from m3pc.goals.guides import held
+from m3pc.goals.waypoints import pad_rows
 from m3pc.types import Floats
 
-MEASURES = {  # field of `Tracking`: what it is
+MEASURES = {  # field of `Tracking`: its meaning
     "rms": "root mean square distance of the key from the goal",
     "distance": "mean distance of the key from the goal",
     "final": "distance of the key from the goal at the last step",
@@ -23,7 +23,7 @@ MEASURES = {  # field of `Tracking`: what it is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracking:
-    """Of one episode, in the key's unit unless said otherwise. The first state is not counted."""
+    """Results of one episode, in the key's unit unless stated. The first state does not count."""
 
     rms: float
     distance: float
@@ -34,37 +34,37 @@ class Tracking:
 
 
 def distances(states: Floats, table: Floats, key: tuple[int, ...]) -> NDArray[np.float64]:
-    """[L + 1, S] and a table of as many rows or more -> [L + 1], over the key dimensions."""
-    apart = states[:, key].astype(np.float64) - table[: len(states), key]
-    return np.asarray(np.sqrt((apart**2).sum(axis=1)))
+    """Distances over the key dimensions: [L + 1, S] and at least as many rows -> [L + 1]."""
+    offsets = states[:, key].astype(np.float64) - table[: len(states), key]
+    return np.asarray(np.sqrt((offsets**2).sum(axis=1)))
 
 
-def near(
+def within_tolerance(
     states: Floats, table: Floats, *, key: tuple[int, ...], first: int, tolerance: float
 ) -> bool:
     """Whether the root mean square distance from step `first` on is at most the tolerance."""
     return _rms(distances(states, table, key)[first:]) <= tolerance
 
 
-def track(
+def tracking(
     states: Floats,
     table: Floats,
     *,
     key: tuple[int, ...],
     steps: int,
     tolerance: float,
-    spread: Floats,
+    std: Floats,
     success: bool,
 ) -> Tracking:
-    """states [L + 1, S], table [N + 1 or more, S], spread [S]: the data's standard deviation."""
-    visited = held(states, steps + 1)
-    apart = distances(visited, table, key)[1:]
-    scaled = (visited[1:].astype(np.float64) - table[1 : steps + 1]) / spread
+    """Compare states [L + 1, S] with a table [N + 1 or more, S]; std [S] is that of the data."""
+    visited = pad_rows(states, steps + 1)
+    errors = distances(visited, table, key)[1:]
+    scaled = (visited[1:].astype(np.float64) - table[1 : steps + 1]) / std
     return Tracking(
-        rms=_rms(apart),
-        distance=float(apart.mean()),
-        final=float(apart[-1]),
-        within=float((apart <= tolerance).mean()),
+        rms=_rms(errors),
+        distance=float(errors.mean()),
+        final=float(errors[-1]),
+        within=float((errors <= tolerance).mean()),
         deviation=_rms(scaled),
         success=float(success),
     )

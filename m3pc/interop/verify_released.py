@@ -1,7 +1,4 @@
-"""A checkpoint's numbers beside those that the authors' code gave for the same inputs.
-
-B rows, T steps, S state, A action, N plans of h steps.
-"""
+"""Compares a checkpoint's outputs with those that the paper's code gave for the same inputs."""
 
 import math
 import re
@@ -18,19 +15,24 @@ from torch import Tensor
 from learner.iql import CriticLearner
 from learner.losses import trajectory_losses
 from m3pc.config.overrides import replace
-from m3pc.interop.released_weights import read_npz
+from m3pc.interop.released_files import read_npz
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import Checkpoint
 from m3pc.model.masks import Mask, visible
 from m3pc.model.normalisation import Tokens
 from m3pc.types import InputError, TransitionBatch
-from planner.forward import Guidance, PlanningBatch, score_plans
+from planner.forward import Guidance, PlanningBatch, imagine, score
 from planner.utility import softmax_weights
 
 NETWORK, CHOICE = 1e-5, 5e-4  # absolute
-UTILITY, LOSS = 1e-5, 1e-4  # relative to the largest of the numbers that were recorded
+UTILITY, LOSS = 1e-5, 1e-4  # relative to the largest recorded number
 
-PATTERNS = {"rcbc": "policy", "fd": "dynamics", "id": "inverse", "pi": "path"}  # theirs, ours
+PATTERNS = {
+    "rcbc": "policy",
+    "fd": "dynamics",
+    "id": "inverse",
+    "pi": "path",
+}  # released name, ours
 OUTPUTS = {name: name for name in ("states", "rewards", "returns", "mu")} | {"log_std": "log_sigma"}
 GUIDES: Mapping[str, Guidance] = {"q": "q", "rtg": "m"}
 TERMS = ("states", "actions", "rewards", "returns", "nll", "entropy", "total")
@@ -38,10 +40,10 @@ TERMS = ("states", "actions", "rewards", "returns", "nll", "entropy", "total")
 
 @dataclass(frozen=True, slots=True)
 class ComparedItem:
-    """One comparison: how far off at most, and how far is allowed."""
+    """One comparison: the largest error, and the allowed one."""
 
     name: str
-    error: float  # NaN where a number is NaN
+    error: float  # NaN if a number is NaN
     tolerance: float
 
     @property
@@ -50,7 +52,7 @@ class ComparedItem:
 
 
 def verify(path: Path, golden: Path) -> list[ComparedItem]:
-    """Every recorded number that a checkpoint can be asked for. NaN in the file is a miss."""
+    """Compare every recorded number that the checkpoint can compute. NaN in the file is a miss."""
     subject = checkpoint.read(path)
     recording = RecordedOutputs(file=golden.name, arrays=read_npz(golden))
     broken = recording.not_finite()
@@ -66,13 +68,13 @@ def verify(path: Path, golden: Path) -> list[ComparedItem]:
         ]
     items += comparison.critic_update()
     if not items:
-        raise InputError(f"{golden} holds nothing to compare with; give a recording of outputs")
+        raise InputError(f"{golden} has no outputs to compare with; give a recording of outputs")
     return items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOutputs:
-    """Arrays of a golden file, each of the shape that it must have."""
+    """Arrays of a golden file, checked for their shapes when they are used."""
 
     file: str
     arrays: Mapping[str, NDArray[Any]]
@@ -85,23 +87,23 @@ class RecordedOutputs:
         ]
 
     def named(self, pattern: str) -> list[str]:
-        """What the group in a pattern stands for, in each name that matches."""
-        found = (re.fullmatch(pattern, name, re.ASCII) for name in self.arrays)
-        return [match[1] for match in found if match]
+        """The text of the pattern's group in each array name that matches."""
+        matches = (re.fullmatch(pattern, name, re.ASCII) for name in self.arrays)
+        return [match[1] for match in matches if match]
 
     def take(self, name: str, *shape: int | None, kinds: str = "fiu") -> NDArray[Any]:
-        """An array of numbers; None in its shape stands for any size but 0."""
+        """An array of numbers; None in the expected shape stands for any size except 0."""
         if name not in self.arrays:
-            raise InputError(f"{self.file} has no {name}; give a whole recording")
+            raise InputError(f"{self.file} has no {name}; give a complete recording")
         array = self.arrays[name]
         fits = len(shape) == array.ndim and all(
-            size > 0 and wanted in (None, size)
-            for size, wanted in zip(array.shape, shape, strict=True)
+            size > 0 and expected in (None, size)
+            for size, expected in zip(array.shape, shape, strict=True)
         )
         if not fits or array.dtype.kind not in kinds:
-            wanted = ", ".join("any" if size is None else str(size) for size in shape)
+            sizes = ", ".join("any" if size is None else str(size) for size in shape)
             raise InputError(
-                f"{self.file}: {name} is {array.dtype} {list(array.shape)}, expected [{wanted}] "
+                f"{self.file}: {name} is {array.dtype} {list(array.shape)}, expected [{sizes}] "
                 "for this checkpoint; give one of the same sizes"
             )
         return array
@@ -111,12 +113,12 @@ class RecordedOutputs:
 
     def numbers(self, name: str, *shape: int) -> list[float]:
         """Settings, in the precision in which they were recorded."""
-        found: list[float] = self.take(name, *shape).astype(np.float64).reshape(-1).tolist()
-        return found
+        settings: list[float] = self.take(name, *shape).astype(np.float64).reshape(-1).tolist()
+        return settings
 
 
 class OutputComparison:
-    """A checkpoint and a recording that it is asked about."""
+    """A checkpoint and the recording that it is compared with. N plans per decision."""
 
     def __init__(self, subject: Checkpoint, recording: RecordedOutputs) -> None:
         weights = subject.weights
@@ -138,7 +140,7 @@ class OutputComparison:
         )
 
     def masks(self) -> Iterator[ComparedItem]:
-        """Tokens that a question shows to one and not to the other."""
+        """The number of tokens that only one of the two masks shows."""
         for theirs, ours in PATTERNS.items():
             for now in self.recording.named(rf"visible_{theirs}(\d+)"):
                 expected = visible(ours, now=self._now(now), length=self.length)
@@ -146,45 +148,46 @@ class OutputComparison:
                 yield ComparedItem(f"mask {theirs}{now}", float(differ), 0.0)
 
     def network(self) -> Iterator[ComparedItem]:
-        """The worst of the five outputs, for each mask."""
+        """The largest error of the five outputs, for each mask."""
         for name in self.recording.named(r"visible_(\w+)"):
             prediction = self.model(self.tokens, self._mask(name))
             errors = []
             for theirs, ours in OUTPUTS.items():
-                found = getattr(prediction, ours)
-                expected = self.recording.take(f"out_{name}_{theirs}", *found.shape)
-                errors.append(_error(found, expected))
-            yield ComparedItem(f"network {name}", _worst(errors), NETWORK)
+                output = getattr(prediction, ours)
+                expected = self.recording.take(f"out_{name}_{theirs}", *output.shape)
+                errors.append(_error(output, expected))
+            worst = float(np.max(errors))  # NaN if any is, unlike max()
+            yield ComparedItem(f"network {name}", worst, NETWORK)
 
     def plans(self) -> Iterator[ComparedItem]:
-        """Utilities, weights and actions of both guides on the first of the windows."""
+        """Utilities, weights and actions of both guides on the first window."""
         for text in self.recording.named(r"plan(\d+)_candidates"):
             now = self._now(text)
             candidates = self.recording.tensor(
                 f"plan{text}_candidates", None, self.length - now, self.sizes["actions"]
             )[None]
-            question = PlanningBatch(
+            batch = PlanningBatch(
                 states=self.inputs["states"][:1],
                 actions=self.inputs["actions"][:1],
                 now=now,
                 steps=torch.tensor([now]),
+                target_returns=torch.full((1,), torch.nan),  # candidates are given
                 max_episode_steps=self.weights.max_episode_steps,
             )
             for theirs, guide in GUIDES.items():
                 name, expected = f"plan {text} {theirs}", f"plan{text}_{theirs}"
-                yield from self._plan(name, expected, question, candidates, guide)
+                yield from self._plan(name, expected, batch, candidates, guide)
 
     def _plan(
-        self, name: str, recorded: str, question: PlanningBatch, candidates: Tensor, guide: Guidance
+        self, name: str, recorded: str, batch: PlanningBatch, candidates: Tensor, guide: Guidance
     ) -> Iterator[ComparedItem]:
         discount, lam = self.recording.numbers("plan_discount_lambda", 2)
         [xi] = self.recording.numbers(f"{recorded}_xi")
         settings = {"planner.discount": discount, "planner.lam": lam}
         temperature = {f"planner.{guide}.inverse_temperature": xi}
         config = replace(self.weights.config, settings | temperature)
-        utilities = score_plans(
-            self.model, self.critic, self.normaliser, config, question, candidates, guide
-        )
+        imagined = imagine(self.model, self.normaliser, config.planner, batch, candidates, guide)
+        utilities = score(imagined, candidates, batch, config, guide, self.critic.min_q)
         standardised = config.planner.utility == "standardised"
         weights = softmax_weights(
             utilities, inverse_temperature=xi, standardised=standardised
@@ -208,7 +211,7 @@ class OutputComparison:
             mask = self._mask(name)
             noise = self.recording.tensor("loss_entropy_noise", *self.inputs["actions"].shape)
             [alpha] = self.recording.numbers("loss_temperature")
-            found = trajectory_losses(
+            losses = trajectory_losses(
                 self.model(self.tokens, mask),
                 self.tokens,
                 mask,
@@ -219,12 +222,10 @@ class OutputComparison:
             )
             for term in TERMS:
                 expected = self.recording.take(f"loss_{name}_{term}")
-                yield ComparedItem(
-                    f"loss {name} {term}", _relative(getattr(found, term), expected), LOSS
-                )
+                yield ComparedItem(f"loss {name} {term}", _relative(losses[term], expected), LOSS)
 
     def critic_update(self) -> Iterator[ComparedItem]:
-        """Losses of one update, and Q, its targets and V after it."""
+        """Losses of one critic update, and Q, target Q and V after it."""
         if not self.recording.named(r"(iql_\w+)"):
             return
         names = ("critic.discount", "critic.expectile", "critic.tau", "critic.lr")
@@ -241,7 +242,7 @@ class OutputComparison:
         states, actions = (torch.from_numpy(x[:count]) for x in (batch.states, batch.actions))
         with torch.no_grad():
             after = {
-                "q": learner.critic.quality(states, actions),
+                "q": learner.critic.min_q(states, actions),
                 "q_target": learner.target_twins(states, actions).amin(dim=0),
                 "v": learner.critic.value(states),
             }
@@ -250,7 +251,7 @@ class OutputComparison:
             yield ComparedItem(f"iql after {name}", _relative(numbers, expected), LOSS)
 
     def _targets(self, learner: CriticLearner) -> dict[str, Tensor]:
-        """Those of the checkpoint, without the moments of an optimiser that went before."""
+        """The checkpoint's target networks, with a fresh optimiser state."""
         training = self.subject.training
         targets = {}
         for name, fresh in learner.state().items():
@@ -286,16 +287,13 @@ class OutputComparison:
         return now
 
 
-def _error(found: Tensor, expected: NDArray[Any]) -> float:
-    assert found.shape == expected.shape, (found.shape, expected.shape)
-    difference = found.double() - torch.from_numpy(expected.astype(np.float64))
-    return float(difference.abs().max())  # NaN if any is
+def _error(actual: Tensor, expected: NDArray[Any]) -> float:
+    """The largest absolute difference; NaN if there is one."""
+    assert actual.shape == expected.shape, (actual.shape, expected.shape)
+    difference = actual.double() - torch.from_numpy(expected.astype(np.float64))
+    return float(difference.abs().max())
 
 
-def _relative(found: Tensor, expected: NDArray[Any]) -> float:
-    """To the largest number; an error beside nothing but zeros stays as it is."""
-    return _error(found, expected) / (float(np.abs(expected).max()) or 1.0)
-
-
-def _worst(errors: list[float]) -> float:
-    return float(np.max(errors))  # NaN if any is
+def _relative(actual: Tensor, expected: NDArray[Any]) -> float:
+    """The error divided by the largest expected number; undivided if all of them are 0."""
+    return _error(actual, expected) / (float(np.abs(expected).max()) or 1.0)

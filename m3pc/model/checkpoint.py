@@ -1,9 +1,9 @@
-"""Weights and the state of training on disk, whole or absent, without pickle.
+"""Weights and training state on disk, without pickle; a checkpoint is complete or absent.
 
-CHECKPOINTS/LATEST                          name of the newest
+CHECKPOINTS/LATEST                          name of the newest one
 CHECKPOINTS/000008000/metadata.json         format, sizes, settings, SHA-256 of the other files
-CHECKPOINTS/000008000/weights.safetensors   all that a plan needs
-CHECKPOINTS/000008000/training.safetensors  all that training needs beside them
+CHECKPOINTS/000008000/weights.safetensors   all that planning needs
+CHECKPOINTS/000008000/training.safetensors  all that training needs in addition
 """
 
 import dataclasses
@@ -21,15 +21,21 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from m3pc.core.files import (
-    aside,
+    current_folder,
     durable_file,
     remove_directory,
     replace_file,
+    replaced_folder,
     sha256,
     staged_directory,
-    standing,
 )
-from m3pc.model.weights import Weights, check_description, check_sum, described, restored
+from m3pc.model.weights import (
+    Weights,
+    check_description,
+    checksum,
+    description,
+    weights_from_description,
+)
 from m3pc.types import InputError
 
 log = logging.getLogger(__name__)
@@ -41,16 +47,16 @@ METADATA, WEIGHTS, TRAINING, LATEST = (
     "training.safetensors",
     "LATEST",
 )
-LARGEST_METADATA = 1 << 20  # bytes
+MAX_METADATA = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     path: Path
     weights: Weights
-    training: Mapping[str, Tensor]  # empty where there is only a model to plan with
-    progress: Mapping[str, Any]  # counters and notes of whoever trained
-    passed_over: int = 0  # newer ones of the run that were damaged
+    training: Mapping[str, Tensor]  # empty in a checkpoint that can only plan
+    progress: Mapping[str, Any]  # counters and notes of the training process
+    passed_over: int = 0  # newer checkpoints of the run that are damaged
 
 
 def write(
@@ -61,7 +67,7 @@ def write(
     *,
     replace: bool = False,
 ) -> None:
-    """A new checkpoint at `path`: written aside, made durable, then named."""
+    """Write a checkpoint to a temporary folder, make it durable, and rename it to `path`."""
     with staged_directory(path, replace=replace) as stage:
         files = {}
         for name, tensors in ((WEIGHTS, weights.tensors), (TRAINING, training)):
@@ -73,11 +79,11 @@ def write(
             }
         metadata = {
             "format": FORMAT,
-            **described(weights),
+            **description(weights),
             "progress": dict(progress),
             "files": files,
         }
-        metadata["check"] = check_sum(metadata)
+        metadata["check"] = checksum(metadata)
         with durable_file(stage / METADATA) as file:
             file.write(json.dumps(metadata, indent=1).encode())
 
@@ -91,9 +97,9 @@ def write_next(
     number: int,
     keep: int,
 ) -> Path:
-    """A checkpoint of a run, named by its number; then LATEST; then the old ones go.
+    """Write a run's checkpoint, named by its number, point LATEST to it, remove the oldest.
 
-    One of the same number stays until its replacement is whole: it may be the only one.
+    A checkpoint of the same number stays until its replacement is complete: it may be the only one.
     """
     path = folder / f"{number:09d}"
     write(path, weights, training, progress, replace=True)
@@ -104,20 +110,20 @@ def write_next(
 
 
 def publish(path: Path) -> None:
-    """Make a checkpoint of a run the newest."""
+    """Point LATEST of its run to a checkpoint."""
     replace_file(path.parent / LATEST, f"{path.name}\n".encode())
 
 
 def read(path: Path | str) -> Checkpoint:
-    """A checkpoint, or the newest of a run or of a folder of checkpoints. Every byte is checked."""
+    """Read a checkpoint, or the newest of a run or of a folder of them. Every byte is checked."""
     folder = locate(Path(path))
-    found = standing(folder)
-    metadata = _metadata(found / METADATA)
+    files = current_folder(folder)
+    metadata = _metadata(files / METADATA)
     tensors = {
-        name: _tensors(found / name, metadata["files"].get(name)) for name in (WEIGHTS, TRAINING)
+        name: _tensors(files / name, metadata["files"].get(name)) for name in (WEIGHTS, TRAINING)
     }
     try:
-        weights = restored(metadata, tensors[WEIGHTS], METADATA)
+        weights = weights_from_description(metadata, tensors[WEIGHTS], METADATA)
     except InputError as error:
         raise InputError(f"{folder}: {error}") from None
     return Checkpoint(
@@ -125,17 +131,17 @@ def read(path: Path | str) -> Checkpoint:
     )
 
 
-def newest(folder: Path) -> Checkpoint:
-    """The last checkpoint of a run that is whole: a damaged one is passed over for the one before.
+def read_newest(folder: Path) -> Checkpoint:
+    """The newest checkpoint of a run that is not damaged, for a run that resumes.
 
-    Only a resumed run may do so; whoever names a checkpoint gets that one or an error.
+    `read` never falls back: a user who names a checkpoint gets that one or an error.
     """
     reasons: list[str] = []
     for path in reversed(_numbered(folder)):
         try:
             return dataclasses.replace(read(path), passed_over=len(reasons))
         except InputError as error:
-            log.warning("checkpoint passed over path=%s reason=%s", path, error)
+            log.warning("event=checkpoint-passed-over path=%s reason=%r", path, str(error))
             reasons.append(str(error))
     raise InputError(
         f"{folder} has no checkpoint to go on from: {'; '.join(reasons) or 'none'}; give the "
@@ -144,59 +150,60 @@ def newest(folder: Path) -> Checkpoint:
 
 
 def locate(path: Path) -> Path:
-    """The name of a checkpoint: `path`, or the newest under it. `standing` finds its files."""
+    """The path of a checkpoint: `path`, or the newest under it. Its files are in the
+    `current_folder` of that path."""
     for folder in (path, path / "checkpoints"):
-        if (standing(folder) / METADATA).is_file():
+        if (current_folder(folder) / METADATA).is_file():
             return folder
         if (folder / LATEST).is_file():
             with (folder / LATEST).open(encoding="utf-8", errors="replace") as file:
-                name = file.read(64).strip()  # however long it is
+                name = file.read(64).strip()  # a damaged file may be long
             if name.isdecimal():
                 return folder / name
     raise InputError(f"{path} is not a checkpoint; give a run, or a folder with {METADATA}")
 
 
 def _numbered(folder: Path) -> list[Path]:
-    """The names of checkpoints that stand there."""
+    """The paths of the numbered checkpoints in a folder, oldest first."""
     if not folder.is_dir():
         return []
-    found = {path.name for path in folder.iterdir()}
-    numbers = {match[0] for name in found if (match := re.search("[0-9]{9}", name))}
+    names = {path.name for path in folder.iterdir()}
+    numbers = {match[0] for name in names if (match := re.search("[0-9]{9}", name))}
     paths = [folder / number for number in sorted(numbers)]
-    return [path for path in paths if found & {path.name, aside(path).name}]
+    return [path for path in paths if names & {path.name, replaced_folder(path).name}]
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    """The checked fields of metadata.json."""
+    """The fields of metadata.json, checked."""
     if path.is_symlink():
         raise InputError(f"{path} is a link; give the folder that it leads to")
     try:
         with path.open("rb") as file:
-            found: Any = json.loads(file.read(LARGEST_METADATA))
+            metadata: Any = json.loads(file.read(MAX_METADATA))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}; use another one") from None
-    written = found.get("format") if isinstance(found, dict) else None
+    written = metadata.get("format") if isinstance(metadata, dict) else None
     if written != FORMAT:
         raise InputError(f"{path} has format {written!r}; this version reads format {FORMAT}")
-    if found.get("check") != check_sum(found):
+    if metadata.get("check") != checksum(metadata):
         raise InputError(f"{path} was changed: its own checksum differs; use another checkpoint")
     try:
-        check_description(found)
+        check_description(metadata)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     for name in ("progress", "files"):
-        if not isinstance(found.get(name), dict):
-            raise InputError(f"{path}: {name} is {found.get(name)!r}, expected {dict}")
-    checked: dict[str, Any] = found
+        if not isinstance(metadata.get(name), dict):
+            raise InputError(f"{path}: {name} is {metadata.get(name)!r}, expected {dict}")
+    checked: dict[str, Any] = metadata
     return checked
 
 
 def _tensors(path: Path, entry: object) -> dict[str, Tensor]:
     if not isinstance(entry, dict) or not path.is_file() or path.is_symlink():
         raise InputError(f"{path} is missing; use another checkpoint")
-    whole = path.stat().st_size == entry.get("bytes")  # else it may have any size
-    content = path.read_bytes() if whole else b""
-    if not whole or hashlib.sha256(content).hexdigest() != entry.get("sha256"):
+    same_size = path.stat().st_size == entry.get("bytes")  # else it may be too large to read
+    content = path.read_bytes() if same_size else b""
+    if not same_size or hashlib.sha256(content).hexdigest() != entry.get("sha256"):
         raise InputError(f"{path} was changed: it differs from {METADATA}; use another checkpoint")
     try:
         return load(content)

@@ -1,6 +1,6 @@
-"""What states and actions are worth: twin Q and V, small ReLU networks.
+"""The critic: twin Q and V, small ReLU networks.
 
-M networks side by side, B rows, S state, A action.
+M networks in parallel, B rows, S state, A action.
 """
 
 import math
@@ -14,14 +14,14 @@ from m3pc.config.schema import CriticConfig
 
 
 class EnsembleMLP(nn.Module):
-    """M networks of the same shape, one batched product a layer for all of them."""
+    """M networks of the same shape, computed together: one batched product per layer."""
 
     def __init__(self, members: int, sizes: Sequence[int]) -> None:
         super().__init__()
-        self._names = []
-        for number, start in enumerate(stacked_parameters(sizes, (members,))):
+        self._names = []  # weight0, bias0, weight1, ...
+        for number, initial in enumerate(stacked_parameters(sizes, (members,))):
             self._names.append(f"{('weight', 'bias')[number % 2]}{number // 2}")
-            self.register_parameter(self._names[-1], nn.Parameter(start))
+            self.register_parameter(self._names[-1], nn.Parameter(initial))
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, inputs] -> [M, B]."""
@@ -50,7 +50,7 @@ def stacked_forward(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 class Critic(nn.Module):
-    """Q1, Q2 and V of raw states, which it scales by the mean and spread of its data."""
+    """Q1, Q2 and V of raw states, which it normalises by the mean and std of its data."""
 
     state_mean: Tensor  # [S]
     state_std: Tensor  # [S]
@@ -63,19 +63,19 @@ class Critic(nn.Module):
         self.register_buffer("state_mean", torch.zeros(state_size))
         self.register_buffer("state_std", torch.ones(state_size))
 
-    def scaled(self, states: Tensor) -> Tensor:
+    def normalise(self, states: Tensor) -> Tensor:
         return (states - self.state_mean) / self.state_std
 
-    def twins(self, states: Tensor, actions: Tensor) -> Tensor:
+    def q_values(self, states: Tensor, actions: Tensor) -> Tensor:
         """Q1 and Q2 of raw states [B, S] and actions [B, A]: [2, B]."""
-        found: Tensor = self.q(torch.cat([self.scaled(states), actions], dim=-1))
-        return found
+        q_values: Tensor = self.q(torch.cat([self.normalise(states), actions], dim=-1))
+        return q_values
 
-    def quality(self, states: Tensor, actions: Tensor) -> Tensor:
-        """The lower of the two: [B]."""
-        return self.twins(states, actions).amin(dim=0)
+    def min_q(self, states: Tensor, actions: Tensor) -> Tensor:
+        """The lower of Q1 and Q2, against overestimation: [B]."""
+        return self.q_values(states, actions).amin(dim=0)
 
     def value(self, states: Tensor) -> Tensor:
         """V of raw states [B, S]: [B]."""
-        found: Tensor = self.v(self.scaled(states))[0]
-        return found
+        value: Tensor = self.v(self.normalise(states))[0]
+        return value

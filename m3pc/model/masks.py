@@ -34,7 +34,7 @@ PATTERNS = {
 
 
 class TokenIndex(NamedTuple):
-    """Where a token stands."""
+    """A token: one modality at one step of the window."""
 
     modality: int
     step: int
@@ -42,28 +42,28 @@ class TokenIndex(NamedTuple):
 
 @cache
 def visible(pattern: str, *, now: int, length: int) -> Mask:
-    """What a pattern shows of a window of `length` steps whose current one is `now`. Read-only."""
+    """A pattern on windows of `length` steps with the current one at `now`. Read-only."""
     t = np.arange(length)
     mask = np.stack([SPANS[span](t, now) for span in PATTERNS[pattern]])
     mask.flags.writeable = False
     return mask
 
 
-def only(length: int, steps: Mapping[int, Iterable[int]]) -> Mask:
-    """A mask that names certain steps of certain modalities, such as those to read."""
+def token_mask(length: int, steps: Mapping[int, Iterable[int]]) -> Mask:
+    """A mask of the named steps of each modality, for example of the tokens to read."""
     mask = np.zeros((len(MODALITIES), length), np.bool_)
     for modality, span in steps.items():
         mask[modality, list(span)] = True
     return mask
 
 
-def places(mask: Mask) -> list[TokenIndex]:
-    """The tokens that a mask shows, by modality and step."""
+def token_indices(mask: Mask) -> list[TokenIndex]:
+    """The tokens of a mask, ordered by modality and then by step."""
     return [TokenIndex(int(modality), int(step)) for modality, step in np.argwhere(mask)]
 
 
-def draw(config: MasksConfig, length: int, rng: np.random.Generator) -> Mask:
-    """A mask to train on, of a kind drawn from the mixture; patterns at a random current step."""
+def draw_mask(config: MasksConfig, length: int, rng: np.random.Generator) -> Mask:
+    """A training mask of a kind drawn from the mixture; patterns are at a random current step."""
     kinds = config.mixture.model_dump()
     kind = rng.choice(list(kinds), p=_shares(list(kinds.values())))
     if kind == "random":
@@ -74,13 +74,13 @@ def draw(config: MasksConfig, length: int, rng: np.random.Generator) -> Mask:
 def _random(config: MasksConfig, length: int, rng: np.random.Generator) -> Mask:
     """Keep a share of each modality at random, then cut all of them off at a random step.
 
-    Every modality before the pivot keeps its steps up to the cut, the pivot and those after it only
-    the earlier ones. One action at least stays hidden, for the likelihood to have a target.
+    Modalities before the pivot keep their steps up to and including the cut, the pivot and those
+    after it only the steps before. At least one action stays hidden, as a target of the likelihood.
     """
     mask = np.zeros((len(MODALITIES), length), np.bool_)
     for row in mask:
         row[rng.permutation(length)[: int(length * rng.choice(config.keep_ratios))]] = True
-    order = list(PivotConfig.model_fields)  # the cut's order, which is not the tokens' order
+    order = list(PivotConfig.model_fields)  # not the order of MODALITIES
     cut = int(rng.integers(length))
     pivot = int(rng.choice(len(order), p=_shares(list(config.pivot.model_dump().values()))))
     for rank, name in enumerate(order):

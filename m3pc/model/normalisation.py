@@ -1,4 +1,4 @@
-"""Numbers as the model sees them: states, rewards and returns by mean and spread, actions as is."""
+"""Normalisation of the model's inputs: states, rewards and returns by mean and std, actions not."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from m3pc.types import Floats
 
 
 class Tokens(NamedTuple):
-    """The four modalities in the model's space, in the order of `masks.MODALITIES`."""
+    """The four modalities, normalised, in the order of `masks.MODALITIES`."""
 
     states: Tensor  # [B, T, S]
     actions: Tensor  # [B, T, A]

@@ -1,4 +1,4 @@
-"""Actions as tanh of a Gaussian, a dimension at a time. A action."""
+"""Actions as the tanh of independent Gaussians, one per dimension. A action."""
 
 import math
 
@@ -15,14 +15,14 @@ def bounded_log_sigma(raw: Tensor, low: float, high: float) -> Tensor:
 
 
 def draw(mu: Tensor, log_sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """tanh(mu + sigma * noise), and the log density of each of its numbers. All [..., A]."""
+    """tanh(mu + sigma * noise) and the log density of each of its numbers. All [..., A]."""
     u = mu + log_sigma.exp() * noise
     log_densities = -0.5 * noise.square() - log_sigma - HALF_LOG_TAU - _log_slope(u)
     return u.tanh(), log_densities
 
 
 def log_density(actions: Tensor, mu: Tensor, log_sigma: Tensor) -> Tensor:
-    """Of each number of actions strictly inside (-1, 1). All [..., A]."""
+    """Log density of each number of actions strictly inside (-1, 1). All [..., A]."""
     u = torch.atanh(actions)
     standard = (u - mu) * (-log_sigma).exp()
     return -0.5 * standard.square() - log_sigma - HALF_LOG_TAU - _log_slope(u)

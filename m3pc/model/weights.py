@@ -1,4 +1,4 @@
-"""All that a plan needs, as one object: what a learner publishes, and as one file."""
+"""All that planning needs, as one object and as one file: what a learner publishes."""
 
 import hashlib
 import json
@@ -26,10 +26,10 @@ M = TypeVar("M", bound=nn.Module)
 
 SCALES = [f"{name}.{part}" for name in ("states", "rewards", "returns") for part in ("mean", "std")]
 
-FORMAT = 1  # of the one file
-SETTINGS = "m3pc"  # where its settings stand
-LARGEST_FILE, LARGEST_HEADER = 8 << 30, 1 << 20  # bytes
-KINDS = {  # by the name of the field in files
+FORMAT = 1  # of the file
+SETTINGS = "m3pc"  # key of the settings in its header
+MAX_FILE, MAX_HEADER = 8 << 30, 1 << 20  # bytes
+KINDS = {  # types of the fields, by their names in files
     "version": int,
     "state_size": int,
     "action_size": int,
@@ -45,23 +45,23 @@ class TensorsError(InputError):
 
 
 class NumbersError(InputError):
-    """Tensors with numbers that cannot be."""
+    """Tensors with impossible numbers: NaN, Inf, or a std that is not above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
     """Model, critic, normaliser, return envelope and step limit that belong together."""
 
-    version: int  # updates behind the model and the critic
+    version: int  # Version.packed; in checkpoints its epoch is 0, so it is the count of updates
     config: Config
     state_size: int
     action_size: int
     max_episode_steps: int  # H, the environment's step limit
-    env: str | None  # what the data came from
+    env: str | None  # the environment of the data
     tensors: Mapping[str, Tensor]  # model.*, critic.*, normaliser.*, envelope [H], return_range [2]
 
     def __post_init__(self) -> None:
-        """Refuse tensors that are missing, unknown, of another shape, not finite or no scale."""
+        """Refuse tensors that are missing, unknown, of another shape or hold impossible numbers."""
         expected = self._shapes()
         missing, unknown = (
             sorted(set(expected) - set(self.tensors)),
@@ -82,25 +82,25 @@ class Weights:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of every tensor's name and numbers; the settings are not in it."""
+        """SHA-256 of every tensor's name and numbers, without the settings."""
         return tensors_digest(self.tensors)
 
     def model(self, device: str = "cpu") -> TrajectoryModel:
-        """The trajectory model, ready to predict."""
+        """A trajectory model with these weights, in evaluation mode."""
         model = TrajectoryModel(self.config.model, self.state_size, self.action_size)
-        return _filled(model, part(self.tensors, "model."), device)
+        return _load(model, with_prefix(self.tensors, "model."), device)
 
     def critic(self, device: str = "cpu") -> Critic:
         critic = Critic(self.config.critic, self.state_size, self.action_size)
-        return _filled(critic, part(self.tensors, "critic."), device)
+        return _load(critic, with_prefix(self.tensors, "critic."), device)
 
     def normaliser(self, device: str = "cpu") -> Normaliser:
-        arrays = {name: x.numpy() for name, x in part(self.tensors, "normaliser.").items()}
+        arrays = {name: x.numpy() for name, x in with_prefix(self.tensors, "normaliser.").items()}
         return Normaliser.from_arrays(arrays, device)
 
     @property
     def envelope(self) -> Floats:
-        """Best return at each step: what a policy is asked for. [H]"""
+        """Best return-to-go of the data at each step, the source of target returns: [H]."""
         return np.asarray(self.tensors["envelope"])
 
     @property
@@ -113,7 +113,7 @@ class Weights:
 
     @property
     def best_return(self) -> float | None:
-        """Of an episode in the data, as a sum of rewards; None where returns do not tell."""
+        """Best sum of rewards of an episode in the data; None where returns do not determine it."""
         scale = float(self.return_rule.scale(np.zeros(1, np.int64))[0])
         return float(self.envelope[0]) / scale if scale else None
 
@@ -134,8 +134,8 @@ class Weights:
         return shapes | scales | rest
 
 
-def described(weights: Weights) -> dict[str, Any]:
-    """All but the tensors, for JSON."""
+def description(weights: Weights) -> dict[str, Any]:
+    """Everything but the tensors, for JSON."""
     return {
         **{name: getattr(weights, field) for name, field in FIELDS.items()},
         "digest": weights.digest,
@@ -143,20 +143,22 @@ def described(weights: Weights) -> dict[str, Any]:
     }
 
 
-def check_description(found: Mapping[str, Any]) -> None:
-    """Refuse fields of another kind or size than any that `described` gives."""
+def check_description(fields: Mapping[str, Any]) -> None:
+    """Refuse types and sizes that `description` never gives."""
     for name, kind in KINDS.items():
-        given = found.get(name, ...)
-        if not isinstance(given, kind) or isinstance(given, bool):
-            raise InputError(f"{name} is {found.get(name)!r}, expected {kind}")
-    if not (0 < found["state_size"] <= 1 << 20 and 0 < found["action_size"] <= 1 << 20):
+        value = fields.get(name, ...)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InputError(f"{name} is {fields.get(name)!r}, expected {kind}")
+    if not (0 < fields["state_size"] <= 1 << 20 and 0 < fields["action_size"] <= 1 << 20):
         raise InputError("sizes of states and actions are not sensible")
-    if not (0 < found["horizon"] <= 1 << 31 and 0 <= found["version"] < 1 << 63):
+    if not (0 < fields["horizon"] <= 1 << 31 and 0 <= fields["version"] < 1 << 63):
         raise InputError("step limit or version is not sensible")
 
 
-def restored(description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> Weights:
-    """The weights of a description that was checked; `where` it was found."""
+def weights_from_description(
+    description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
+) -> Weights:
+    """The weights of a checked description; `where` says in error messages where it comes from."""
     try:
         config = Config.model_validate_json(json.dumps(description["config"]))
     except ValidationError as error:
@@ -170,60 +172,60 @@ def restored(description: Mapping[str, Any], tensors: Mapping[str, Tensor], wher
     )
 
 
-def check_sum(fields: Mapping[str, Any]) -> str:
-    """SHA-256 of all fields but the one that holds it, however they are written."""
+def checksum(fields: Mapping[str, Any]) -> str:
+    """SHA-256 of all fields except the one that holds it, independent of their formatting."""
     others = {name: value for name, value in fields.items() if name != "check"}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def to_bytes(weights: Weights) -> bytes:
-    """One safetensors file with the settings in its metadata; the same weights, the same bytes."""
-    settings = {"format": FORMAT, **described(weights)}
-    settings["check"] = check_sum(settings)
+    """One safetensors file with the settings in its metadata; equal weights give equal bytes."""
+    settings = {"format": FORMAT, **description(weights)}
+    settings["check"] = checksum(settings)
     tensors = {name: tensor.contiguous() for name, tensor in weights.tensors.items()}
     return save(tensors, {SETTINGS: json.dumps(settings, sort_keys=True)})
 
 
 def from_bytes(content: bytes) -> Weights:
-    """What `to_bytes` wrote, or an InputError: every number in it is checked."""
+    """Read what `to_bytes` wrote; an InputError where a byte of it was changed."""
     settings = _settings(content)
     try:
         tensors = load(content)
     except (SafetensorError, ValueError, KeyError) as error:
         raise InputError(f"weights are not readable as safetensors: {error}") from None
-    weights = restored(settings, tensors, "their header")
+    weights = weights_from_description(settings, tensors, "their header")
     if weights.digest != settings.get("digest"):
         raise InputError("weights were changed: their own hash differs; publish them again")
     return weights
 
 
 def _settings(content: bytes) -> dict[str, Any]:
-    """From a safetensors header: its length in 8 bytes, then JSON."""
+    """The settings in a safetensors header, which is its length in 8 bytes and then JSON."""
     length = int.from_bytes(content[:8], "little")
-    if not 8 + length <= len(content) <= LARGEST_FILE or length > LARGEST_HEADER:
+    if not 8 + length <= len(content) <= MAX_FILE or length > MAX_HEADER:
         raise InputError(
             f"weights have {len(content)} bytes with a header of {length}; expected at most "
-            f"{LARGEST_FILE} and {LARGEST_HEADER}"
+            f"{MAX_FILE} and {MAX_HEADER}"
         )
     try:
-        found: Any = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][SETTINGS])
+        settings: Any = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][SETTINGS])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError("weights have no settings of m3pc in their header") from None
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(settings, dict) or settings.get("format") != FORMAT:
         raise InputError(f"weights have another format; this version reads format {FORMAT}")
-    if found.get("check") != check_sum(found):
+    if settings.get("check") != checksum(settings):
         raise InputError("weights were changed: the settings differ from their own checksum")
-    check_description(found)
-    checked: dict[str, Any] = found
+    check_description(settings)
+    checked: dict[str, Any] = settings
     return checked
 
 
-def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors under a prefix, without it."""
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with a prefix, under names without it."""
     return {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
 
 
-def gather(
+def gather_tensors(
     model: TrajectoryModel,
     critic: Critic,
     *,
@@ -231,7 +233,7 @@ def gather(
     envelope: Floats,
     return_range: Floats,
 ) -> dict[str, Tensor]:
-    """The tensors of Weights, copied out of what is being trained."""
+    """The tensors of Weights, copied from modules that are being trained."""
     named = {
         **{f"model.{name}": tensor for name, tensor in model.state_dict().items()},
         **{f"critic.{name}": tensor for name, tensor in critic.state_dict().items()},
@@ -251,6 +253,6 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _filled(module: M, state: Mapping[str, Tensor], device: str) -> M:
+def _load(module: M, state: Mapping[str, Tensor], device: str) -> M:
     module.load_state_dict(dict(state))
     return module.to(device).eval()

@@ -1,4 +1,4 @@
-"""Panels as SVG. Whatever comes from outside is escaped here."""
+"""Dashboard panels as SVG. All text from outside is escaped here."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from html import escape
 from itertools import pairwise
 
 from m3pc.monitoring.dashboards import DashboardPanel
-from m3pc.monitoring.units import shown, ticks, time_ticks
+from m3pc.monitoring.units import axis_ticks, format_value, time_ticks
 
 NAMED = {"green": "#2a9a5b", "yellow": "#d99a00", "red": "#d33c3c", "blue": "#2f6fd0"}
 PALETTE = (
@@ -14,12 +14,14 @@ PALETTE = (
     *("#5c7a29", "#7f8a99", "#1d3f8a", "#a04a1f"),
 )
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 8, 22  # pixels around a chart
-MOST_LANES = 32
+MAX_LANES = 32
 LANE_HEIGHT = 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
+    """A named series of a chart."""
+
     name: str
     points: tuple[tuple[float, float], ...]
     colour: str
@@ -28,11 +30,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotArea:
-    """What a chart shows of time, and its size in pixels."""
+    """The time range of a chart and its size in pixels."""
 
     start: float
     end: float
-    step: float  # seconds; points further apart than two of them are not joined
+    step: float  # seconds; points more than two steps apart are not joined
     width: int
     height: int
 
@@ -41,15 +43,15 @@ class PlotArea:
         return LEFT + share * (self.width - LEFT - RIGHT)
 
 
-def coloured(
+def coloured_lines(
     panel: DashboardPanel, named: Sequence[tuple[str, tuple[tuple[float, float], ...]]]
 ) -> list[Line]:
-    """Lines in the panel's own colours, where it has some."""
-    found = []
+    """Lines in the panel's own colours where it has some, otherwise in those of PALETTE."""
+    lines = []
     for number, (name, points) in enumerate(named):
         styles = [style for style in panel.styles if style.pattern.search(name)]
         colour = next((style.colour for style in styles if style.colour), "")
-        found.append(
+        lines.append(
             Line(
                 name=name,
                 points=points,
@@ -57,7 +59,7 @@ def coloured(
                 dashed=any(style.dashed for style in styles),
             )
         )
-    return found
+    return lines
 
 
 def css_colour(name: str) -> str:
@@ -65,7 +67,7 @@ def css_colour(name: str) -> str:
 
 
 def threshold_colour(panel: DashboardPanel, value: float) -> str:
-    """Of the highest threshold that the value reaches."""
+    """The colour of the highest threshold that the value reaches; "" below all of them."""
     reached = [step.colour for step in panel.thresholds if value >= step.value]
     return css_colour(reached[-1]) if reached else ""
 
@@ -77,12 +79,17 @@ def line_chart(panel: DashboardPanel, lines: Sequence[Line], frame: PlotArea) ->
     def y(value: float) -> float:
         return TOP + (1 - (value - low) / (high - low)) * inner
 
-    most, whole = max(inner // 34, 2), panel.decimals == 0
-    marks = ticks(low, high, most=most, unit=panel.unit, whole=whole)
+    marks = axis_ticks(
+        low,
+        high,
+        max_ticks=max(inner // 34, 2),
+        unit=panel.unit,
+        integers=panel.decimals == 0,
+    )
     parts = [
         f'<line class="grid" x1="{LEFT}" x2="{frame.width - RIGHT}" y1="{y(at):.1f}" '
         f'y2="{y(at):.1f}"/><text class="tick" x="{LEFT - 6}" y="{y(at) + 4:.1f}" '
-        f'text-anchor="end">{escape(shown(at, panel.unit))}</text>'
+        f'text-anchor="end">{escape(format_value(at, panel.unit))}</text>'
         for at in marks
     ]
     parts += _time_axis(frame)
@@ -115,8 +122,8 @@ def _path(
     parts = []
     dash = ' stroke-dasharray="6 4"' if line.dashed else ""
     colour = escape(line.colour)
-    for piece in _pieces(line.points, frame.step):
-        spots = [(frame.x(at), y(value)) for at, value in piece]
+    for stretch in _stretches(line.points, frame.step):
+        spots = [(frame.x(at), y(value)) for at, value in stretch]
         path = "L".join(f"{x:.1f} {height:.1f}" for x, height in spots)
         if len(spots) == 1:
             x, height = spots[0]
@@ -128,27 +135,29 @@ def _path(
                 f'fill="{colour}" opacity="0.07"/>'
             )
         parts.append(f'<path class="line" d="M{path}" stroke="{colour}"{dash}/>')
-    last = f": {shown(line.points[-1][1], panel.unit, panel.decimals)}" if line.points else ""
+    last = (
+        f": {format_value(line.points[-1][1], panel.unit, panel.decimals)}" if line.points else ""
+    )
     return f"<g><title>{escape(line.name + last)}</title>{''.join(parts)}</g>"
 
 
-def _pieces(
+def _stretches(
     points: Sequence[tuple[float, float]], step: float
 ) -> Iterator[list[tuple[float, float]]]:
-    """Between gaps."""
-    piece = list(points[:1])
+    """The points between gaps."""
+    stretch = list(points[:1])
     for before, now in pairwise(points):
         if now[0] - before[0] > 2 * step:
-            yield piece
-            piece = []
-        piece.append(now)
-    if piece:
-        yield piece
+            yield stretch
+            stretch = []
+        stretch.append(now)
+    if stretch:
+        yield stretch
 
 
 def timeline(panel: DashboardPanel, lines: Sequence[Line], frame: PlotArea) -> str:
     """A lane for each line, coloured by its value."""
-    lanes = lines[:MOST_LANES]
+    lanes = lines[:MAX_LANES]
     top = TOP
     parts = _time_axis(frame)
     for lane in lanes:
@@ -156,7 +165,7 @@ def timeline(panel: DashboardPanel, lines: Sequence[Line], frame: PlotArea) -> s
             f'<text class="tick" x="{LEFT - 6}" y="{top + LANE_HEIGHT / 2 + 4:.1f}" '
             f'text-anchor="end">{escape(_cut(lane.name))}</text>'
         )
-        for start, end, value in _spells(lane.points, frame.step):
+        for start, end, value in _intervals(lane.points, frame.step):
             x, width = frame.x(start), max(frame.x(min(end, frame.end)) - frame.x(start), 1.0)
             text, colour = _state(panel, value)
             parts.append(
@@ -169,13 +178,13 @@ def timeline(panel: DashboardPanel, lines: Sequence[Line], frame: PlotArea) -> s
 
 
 def timeline_height(lanes: int) -> int:
-    return TOP + LANE_HEIGHT * min(max(lanes, 1), MOST_LANES) + BOTTOM
+    return TOP + LANE_HEIGHT * min(max(lanes, 1), MAX_LANES) + BOTTOM
 
 
-def _spells(
+def _intervals(
     points: Sequence[tuple[float, float]], step: float
 ) -> Iterator[tuple[float, float, float]]:
-    """From, to and value of each stretch in which nothing changes."""
+    """Start, end and value of each interval in which the value does not change."""
     begin = 0
     for number, (at, value) in enumerate(points):
         last = number == len(points) - 1
@@ -191,7 +200,7 @@ def _state(panel: DashboardPanel, value: float) -> tuple[str, str]:
 
 def _time_axis(frame: PlotArea) -> list[str]:
     bottom = frame.height - BOTTOM
-    marks = time_ticks(frame.start, frame.end, most=max((frame.width - LEFT) // 80, 2))
+    marks = time_ticks(frame.start, frame.end, max_ticks=max((frame.width - LEFT) // 80, 2))
     return [
         f'<line class="grid" x1="{frame.x(at):.1f}" x2="{frame.x(at):.1f}" y1="{TOP}" '
         f'y2="{bottom}"/><text class="tick" x="{frame.x(at):.1f}" y="{bottom + 15}" '
@@ -204,5 +213,5 @@ def _svg(frame: PlotArea, parts: Sequence[str]) -> str:
     return f'<svg viewBox="0 0 {frame.width} {frame.height}" role="img">{"".join(parts)}</svg>'
 
 
-def _cut(name: str, most: int = 11) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+def _cut(name: str, length: int = 11) -> str:
+    return name if len(name) <= length else f"{name[: length - 1]}…"

@@ -1,6 +1,6 @@
-"""The dashboards that are shipped, as plain records: panels, where they stand, what they ask.
+"""The shipped dashboards as plain records: panels, their places in a grid, their queries.
 
-The JSON files are Grafana's; of all that Grafana knows, this reads what M³PC's own use.
+The JSON files are Grafana's; this reads the part of its format that M³PC's own dashboards use.
 """
 
 import json
@@ -12,17 +12,23 @@ from typing import Any, Final
 
 from m3pc.types import InputError
 
-COLUMNS: Final = 24  # of a board's grid
-SCRAPE_SECONDS: Final = 5.0  # between two looks at a run; boards say where it is more
+COLUMNS: Final = 24  # of a dashboard's grid
+SCRAPE_SECONDS: Final = 5.0  # between two scrapes, unless the panel says more
 KINDS: Final = ("timeseries", "stat", "table", "state-timeline")
-# What a healthy run may lack, and why.
+# Metrics that a healthy run may lack, by the start of their names, and why.
 OPTIONAL: Final = {
     "node_": "no node exporter runs",
     "m3pc_run_evaluation_score": "D4RL has no score for the environment",
-    "m3pc_serve_": "nothing is served to robots",
-    "ray_memory_manager_worker_eviction_total": "Ray killed nothing for memory",
+    "m3pc_serve_": "no server for robots runs",
+    "ray_memory_manager_worker_eviction_total": "Ray killed no process for lack of memory",
 }
-ORDER: Final = ("overview", "data-path", "learner-and-policy", "hosts-and-ray")  # others after them
+# The first dashboards of a page; others follow.
+ORDER: Final = (
+    "overview",
+    "data-path",
+    "learner-and-policy",
+    "hosts-and-ray",
+)
 _WORDS = frozenset(
     ("and", "or", "unless", "by", "without", "on", "ignoring", "offset", "bool", "inf", "nan")
 )
@@ -30,28 +36,30 @@ _WORDS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
+    """A PromQL expression of a panel."""
+
     expression: str
     legend: str  # with {{label}} in it
-    instant: bool  # only the last value counts
-    interval: float  # seconds between two looks at what it asks for
+    instant: bool  # asks for the last value only
+    interval: float  # seconds between two scrapes of its metrics
 
     @property
     def optional(self) -> str:
-        """Why it may find nothing in a healthy run; "" where it may not."""
+        """Why it may be empty in a healthy run; "" if it must not be."""
         names = metric_names(self.expression)
-        found = [why for start, why in OPTIONAL.items() if any(n.startswith(start) for n in names)]
-        return found[0] if found else ""
+        reasons = (why for start, why in OPTIONAL.items() for n in names if n.startswith(start))
+        return next(reasons, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
     colour: str
-    value: float  # from here on
+    value: float  # the lower bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """Of the series whose names match."""
+    """Of the series whose names match `pattern`."""
 
     pattern: re.Pattern[str]
     colour: str = ""
@@ -60,6 +68,8 @@ class Style:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardPanel:
+    """One chart, number or table of a dashboard, with its place in the grid."""
+
     title: str
     kind: str
     unit: str
@@ -73,20 +83,22 @@ class DashboardPanel:
     maximum: float | None
     decimals: int | None
     thresholds: tuple[Threshold, ...]
-    mappings: Mapping[str, tuple[str, str]]  # text and colour of a value
+    mappings: Mapping[str, tuple[str, str]]  # by value: text and colour
     styles: tuple[Style, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A heading."""
+    """A heading over panels."""
 
     title: str
     y: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Board:
+class Dashboard:
+    """One JSON file of Grafana."""
+
     uid: str
     title: str
     description: str
@@ -94,29 +106,18 @@ class Board:
     panels: tuple[DashboardPanel, ...]
 
 
-def boards(folder: Path) -> tuple[Board, ...]:
-    """All dashboards of a folder, or of monitoring/ itself, as they are best read."""
+def read_dashboards(folder: Path) -> tuple[Dashboard, ...]:
+    """All dashboards of a folder, or of monitoring/ itself, in the order of ORDER."""
     inner = folder / "grafana" / "dashboards"
     files = sorted((inner if inner.is_dir() else folder).glob("*.json"))
     if not files:
         raise InputError(f"no dashboards are in {folder}; give monitoring/grafana/dashboards")
-    places = {name: number for number, name in enumerate(ORDER)}
-    return tuple(map(_board, sorted(files, key=lambda path: places.get(path.stem, len(places)))))
+    ranks = {name: rank for rank, name in enumerate(ORDER)}
+    return tuple(map(_dashboard, sorted(files, key=lambda path: ranks.get(path.stem, len(ranks)))))
 
 
-def queries(folder: Path, run: str, *, step: float = 15.0) -> list[Query]:
-    """Every query of every panel as Grafana would send it for a run; none is twice."""
-    found: dict[str, Query] = {}
-    for board in boards(folder):
-        for panel in board.panels:
-            for query in panel.queries:
-                made = filled(query, run, step=step)
-                found.setdefault(made.expression, made)
-    return list(found.values())
-
-
-def filled(query: Query, run: str, *, step: float) -> Query:
-    """With Grafana's variables replaced, for answers that are `step` seconds apart."""
+def with_variables(query: Query, run: str, *, step: float) -> Query:
+    """The query with Grafana's variables replaced, for points that are `step` seconds apart."""
     window = max(step + query.interval, 4 * query.interval)
     values = {
         "__rate_interval": f"{window:.0f}s",
@@ -130,67 +131,67 @@ def filled(query: Query, run: str, *, step: float) -> Query:
 
 
 def _quoted(text: str) -> str:
-    """For a regular expression between double quotes: it stands for itself."""
+    """Escaped for a regular expression between double quotes."""
     plain = re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)
     return json.dumps(plain, ensure_ascii=False)[1:-1]
 
 
 def metric_names(expression: str) -> set[str]:
-    """Of series that an expression asks for, `_bucket`, `_sum` and `_count` included."""
+    """Names of all series in an expression, with their suffixes `_bucket`, `_sum`, `_count`."""
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', '""', expression)
     bare = re.sub(r"\{[^}]*\}|\[[^]]*\]", " ", bare)
     bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", bare)
-    found = re.findall(r"(?<![\w.:$])([a-zA-Z_:][\w:]*)\b(?!\s*\()", bare)
-    return {name for name in found if name.lower() not in _WORDS}
+    names = re.findall(r"(?<![\w.:$])([a-zA-Z_:][\w:]*)\b(?!\s*\()", bare)
+    return {name for name in names if name.lower() not in _WORDS}
 
 
 # Reading
 
 
-def _board(path: Path) -> Board:
+def _dashboard(path: Path) -> Dashboard:
     try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        headings = [panel for panel in told["panels"] if panel["type"] == "row"]
-        return Board(
-            uid=told["uid"],
-            title=told["title"],
-            description=told["description"],
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        headings = [panel for panel in content["panels"] if panel["type"] == "row"]
+        return Dashboard(
+            uid=content["uid"],
+            title=content["title"],
+            description=content["description"],
             rows=tuple(Row(title=row["title"], y=row["gridPos"]["y"]) for row in headings),
-            panels=tuple(_panel(panel) for panel in told["panels"] if panel["type"] != "row"),
+            panels=tuple(_panel(panel) for panel in content["panels"] if panel["type"] != "row"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path} is not a dashboard of M³PC: {error!r}") from None
 
 
-def _panel(told: Mapping[str, Any]) -> DashboardPanel:
-    if told["type"] not in KINDS:
-        raise ValueError(f"a panel of type {told['type']}; there are {', '.join(KINDS)}")
-    field, place = told["fieldConfig"]["defaults"], told["gridPos"]
+def _panel(content: Mapping[str, Any]) -> DashboardPanel:
+    if content["type"] not in KINDS:
+        raise ValueError(f"a panel of type {content['type']}; there are {', '.join(KINDS)}")
+    field, grid = content["fieldConfig"]["defaults"], content["gridPos"]
     return DashboardPanel(
-        title=told["title"],
-        kind=told["type"],
+        title=content["title"],
+        kind=content["type"],
         unit=field["unit"],
-        description=told["description"],
-        x=place["x"],
-        y=place["y"],
-        width=place["w"],
-        height=place["h"],
-        queries=tuple(_query(target) for target in told["targets"]),
+        description=content["description"],
+        x=grid["x"],
+        y=grid["y"],
+        width=grid["w"],
+        height=grid["h"],
+        queries=tuple(_query(target) for target in content["targets"]),
         minimum=field.get("min"),
         maximum=field.get("max"),
         decimals=field.get("decimals"),
         thresholds=tuple(_thresholds(field["thresholds"]["steps"])),
         mappings=dict(_mappings(field.get("mappings", ()))),
-        styles=tuple(_style(each) for each in told["fieldConfig"]["overrides"]),
+        styles=tuple(map(_style, content["fieldConfig"]["overrides"])),
     )
 
 
-def _query(told: Mapping[str, Any]) -> Query:
+def _query(content: Mapping[str, Any]) -> Query:
     return Query(
-        expression=told["expr"],
-        legend=told["legendFormat"],
-        instant=bool(told.get("instant", False)),
-        interval=float(told.get("interval", f"{SCRAPE_SECONDS}s").removesuffix("s")),
+        expression=content["expr"],
+        legend=content["legendFormat"],
+        instant=bool(content.get("instant", False)),
+        interval=float(content.get("interval", f"{SCRAPE_SECONDS}s").removesuffix("s")),
     )
 
 
@@ -200,16 +201,16 @@ def _thresholds(steps: list[dict[str, Any]]) -> Iterator[Threshold]:
         yield Threshold(colour=step["color"], value=value)
 
 
-def _mappings(told: list[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, str]]]:
-    for group in told:
+def _mappings(content: list[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, str]]]:
+    for group in content:
         for value, shown in group["options"].items():
             yield value, (shown["text"], shown["color"])
 
 
-def _style(told: Mapping[str, Any]) -> Style:
-    matcher, text = told["matcher"], told["matcher"]["options"]
+def _style(content: Mapping[str, Any]) -> Style:
+    matcher, text = content["matcher"], content["matcher"]["options"]
     pattern = text.strip("/") if matcher["id"] == "byRegexp" else f"^{re.escape(text)}$"
-    values = {each["id"]: each["value"] for each in told["properties"]}
+    values = {item["id"]: item["value"] for item in content["properties"]}
     return Style(
         pattern=re.compile(pattern),
         colour=values.get("color", {}).get("fixedColor", ""),

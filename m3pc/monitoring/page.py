@@ -1,4 +1,4 @@
-"""All dashboards of a run as one HTML page that needs nothing else, for people without Grafana."""
+"""All dashboards of a run as one self-contained HTML page, for machines without Grafana."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,26 +9,32 @@ from html import escape
 from pathlib import Path
 
 from m3pc.monitoring.charts import (
-    MOST_LANES,
+    MAX_LANES,
     Line,
     PlotArea,
-    coloured,
+    coloured_lines,
     line_chart,
     threshold_colour,
     timeline,
     timeline_height,
 )
-from m3pc.monitoring.dashboards import COLUMNS, Board, DashboardPanel, Query, filled
-from m3pc.monitoring.dashboards import boards as read_boards
+from m3pc.monitoring.dashboards import (
+    COLUMNS,
+    Dashboard,
+    DashboardPanel,
+    Query,
+    read_dashboards,
+    with_variables,
+)
 from m3pc.monitoring.prometheus_api import Alert, MetricsSource, Prometheus, Series
-from m3pc.monitoring.units import shown
+from m3pc.monitoring.units import format_value
 from m3pc.types import InputError
 
-POINTS = 240  # of a line, from left to right
-SHORTEST = 60.0  # seconds that a page shows at least
-LOOK_BACK = "7d"  # how long ago a run may have begun
+POINTS = 240  # of a line
+MIN_SPAN = 60.0  # seconds
+LOOK_BACK = "7d"  # age of the oldest samples
 COLUMN_PIXELS, ROW_PIXELS = 64, 30
-MOST_LEGENDS, MOST_ROWS = 12, 50
+MAX_LEGENDS, MAX_ROWS = 12, 50
 _HIDDEN = frozenset(("__name__", "alertstate", "monitor"))
 _FIRST = ("alertname", "severity", "run")  # columns of a table
 _ORDER = {"critical": 0, "warning": 1, "info": 2}
@@ -36,6 +42,8 @@ _ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
+    """The time range of a page, in seconds since 1970."""
+
     start: float
     end: float
 
@@ -46,7 +54,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelData:
-    """To one query: series, or why there are none."""
+    """The result of one query: series, or why there are none."""
 
     query: Query
     series: Sequence[Series] = ()
@@ -54,80 +62,84 @@ class PanelData:
 
 
 def write_page(
-    path: Path, *, prometheus: str, boards: Path, run: str, seconds: float | None = None
+    path: Path, *, prometheus: str, dashboards: Path, run: str, seconds: float | None = None
 ) -> int:
-    """Dashboards of a folder with a run's last seconds, or with all of it; how many panels have
-    something to show."""
+    """Draw the dashboards of a folder for the last seconds of a run, or for all of it. Returns the
+    number of panels that have data."""
     source = Prometheus(prometheus)
     span = lifetime(source, run)
     if seconds is not None:
         span = Span(start=max(span.start, span.end - seconds), end=span.end)
     page = Page(source, run, span)
-    text = page.html(read_boards(boards))
+    text = page.html(read_dashboards(dashboards))
     path.write_text(text, encoding="utf-8")
-    return page.shown
+    return page.panels_with_data
 
 
 def lifetime(source: MetricsSource, run: str) -> Span:
-    """Since when, and until when, a run was seen."""
+    """The times of the first and the last sample of a run."""
     name = Query(expression='m3pc_build_info{run=~"$run"}', legend="", instant=True, interval=5.0)
-    series = filled(name, run, step=15.0).expression
+    series = with_variables(name, run, step=15.0).expression
     now = datetime.now(UTC).timestamp()
-    found = []
+    times = []
     for which in ("min", "max"):
-        asked = f"{which}({which}_over_time(timestamp({series})[{LOOK_BACK}:15s]))"
-        found += [each.points[0][1] for each in source.instant(asked, now) if each.points]
-    if len(found) < 2:
+        expression = f"{which}({which}_over_time(timestamp({series})[{LOOK_BACK}:15s]))"
+        results = source.instant(expression, now)
+        times += [result.points[0][1] for result in results if result.points]
+    if len(times) < 2:
         raise InputError(
             f"this Prometheus knows no run {run!r} of the last {LOOK_BACK}; look at its targets"
         )
-    start, end = found
-    end = now if now - end < SHORTEST else end  # it goes on
-    return Span(start=min(start, end - SHORTEST), end=end)
+    start, end = times
+    end = now if now - end < MIN_SPAN else end  # the run goes on
+    return Span(start=min(start, end - MIN_SPAN), end=end)
 
 
 class Page:
+    """Draws dashboards by the data of a run."""
+
     def __init__(self, source: MetricsSource, run: str, span: Span) -> None:
         self._source, self._run, self._span = source, run, span
-        self.shown = 0
+        self.panels_with_data = 0
 
-    def html(self, all_boards: Sequence[Board]) -> str:
+    def html(self, dashboards: Sequence[Dashboard]) -> str:
         with ThreadPoolExecutor(4) as pool:
-            wanted = [panel for board in all_boards for panel in board.panels]
-            answers = dict(zip(map(id, wanted), pool.map(self._ask, wanted), strict=True))
-        bodies = []
-        for board in all_boards:
-            panels = [(panel, answers[id(panel)]) for panel in board.panels]
-            bodies.append(_section(board, [self._card(*each) for each in panels]))
+            panels = [panel for dashboard in dashboards for panel in dashboard.panels]
+            data = dict(zip(map(id, panels), pool.map(self._fetch, panels), strict=True))
+        sections = [
+            _section(dashboard, [self._card(panel, data[id(panel)]) for panel in dashboard.panels])
+            for dashboard in dashboards
+        ]
         links = "".join(
-            f'<a href="#{escape(board.uid)}">{escape(_short(board.title))}</a>'
-            for board in all_boards
+            f'<a href="#{escape(dashboard.uid)}">{escape(_short(dashboard.title))}</a>'
+            for dashboard in dashboards
         )
         return _document(
             title=f"{self._run} · M³PC",
             head=f"<h1>{escape(self._run)}</h1><nav>{links}</nav>{_when(self._span)}",
-            body=_alerts(self._own(self._source.alerts())) + "".join(bodies),
+            body=_alerts(self._run_alerts()) + "".join(sections),
         )
 
-    def _own(self, alerts: Sequence[Alert]) -> list[Alert]:
+    def _run_alerts(self) -> list[Alert]:
+        alerts = self._source.alerts()
         return [alert for alert in alerts if alert.labels.get("run", self._run) == self._run]
 
-    def _ask(self, panel: DashboardPanel) -> list[PanelData]:
-        return [self._answer(query) for query in panel.queries]
+    def _fetch(self, panel: DashboardPanel) -> list[PanelData]:
+        return [self._query(query) for query in panel.queries]
 
-    def _answer(self, query: Query) -> PanelData:
+    def _query(self, query: Query) -> PanelData:
         span, step = self._span, max(self._span.step, query.interval)
-        made = filled(query, self._run, step=step)
+        filled = with_variables(query, self._run, step=step)
         try:
             if query.instant:
-                series = self._source.instant(made.expression, span.end)
+                series = self._source.instant(filled.expression, span.end)
             else:
                 count = int((span.end - span.start) / step)  # the last point is at the end
                 start = span.end - count * step
-                series = self._source.range(made.expression, start, span.end, step)
+                series = self._source.range(filled.expression, start, span.end, step)
         except InputError as error:
             return PanelData(query=query, problem=str(error))
-        return PanelData(query=query, series=[each for each in series if each.points])
+        return PanelData(query=query, series=[line for line in series if line.points])
 
     # Panels
 
@@ -139,10 +151,11 @@ class Page:
             why = next((answer.query.optional for answer in answers), "")
             content = f'<p class="none">no data{escape(f": {why}" if why else "")}</p>'
         else:
-            self.shown += 1
+            self.panels_with_data += 1
             content = self._content(panel, answers)
+        column, row = f"{panel.x + 1}/span {panel.width}", f"{panel.y + 1}/span {panel.height}"
         return (
-            f'<article class="{escape(panel.kind)}" style="{_place(panel)}">'
+            f'<article class="{escape(panel.kind)}" style="grid-column:{column};grid-row:{row}">'
             f'<h3 title="{escape(panel.description)}">{escape(panel.title)}</h3>'
             f'<p class="what">{escape(panel.description)}</p>{content}</article>'
         )
@@ -159,7 +172,9 @@ class Page:
             return "".join(
                 _number(panel, name, points[-1][1], len(named)) for name, points in named
             )
-        lines = coloured(panel, sorted(named, key=_natural) if _is_long(panel, named) else named)
+        if len(panel.queries) == 1:  # else the order of the queries is that of the legend
+            named.sort(key=_natural)
+        lines = coloured_lines(panel, named)
         step = max(self._span.step, *(query.interval for query in panel.queries))
         is_line = panel.kind == "timeseries"
         frame = PlotArea(
@@ -171,23 +186,13 @@ class Page:
         )
         if is_line:
             return line_chart(panel, lines, frame) + _legends(panel, lines)
-        hidden = len(lines) - MOST_LANES
+        hidden = len(lines) - MAX_LANES
         more = f'<p class="none">and {hidden} more</p>' if hidden > 0 else ""
         return timeline(panel, lines, frame) + more
 
 
-def _place(panel: DashboardPanel) -> str:
-    return (
-        f"grid-column:{panel.x + 1}/span {panel.width};grid-row:{panel.y + 1}/span {panel.height}"
-    )
-
-
-def _is_long(panel: DashboardPanel, named: Sequence[object]) -> bool:
-    return len(panel.queries) == 1 and len(named) > 1
-
-
 def _natural(named: tuple[str, object]) -> tuple[tuple[int, str], ...]:
-    """Slot 10 comes after slot 9."""
+    """Natural order: slot 10 comes after slot 9."""
     return tuple(
         (int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", named[0])
     )
@@ -199,23 +204,23 @@ def _legend(form: str, labels: Mapping[str, str]) -> str:
 
 def _number(panel: DashboardPanel, name: str, value: float, of: int) -> str:
     text, colour = panel.mappings.get(f"{value:g}", ("", ""))
-    text = text or shown(value, panel.unit, panel.decimals)
+    text = text or format_value(value, panel.unit, panel.decimals)
     colour = colour or threshold_colour(panel, value)
     label = f"<small>{escape(name)}</small>" if of > 1 else ""
     return f'<span class="number" style="color:{escape(colour)}">{escape(text)}{label}</span>'
 
 
 def _legends(panel: DashboardPanel, lines: Sequence[Line]) -> str:
-    shown_lines = lines[:MOST_LEGENDS]
+    listed = lines[:MAX_LEGENDS]
     parts = []
-    for line in shown_lines:
-        last = shown(line.points[-1][1], panel.unit, panel.decimals)
+    for line in listed:
+        last = format_value(line.points[-1][1], panel.unit, panel.decimals)
         style = f"border-top:3px {'dashed' if line.dashed else 'solid'} {line.colour}"
         parts.append(
             f'<li><i style="{escape(style)}"></i>{escape(line.name)}<b>{escape(last)}</b></li>'
         )
-    if len(lines) > len(shown_lines):
-        parts.append(f"<li>and {len(lines) - len(shown_lines)} more</li>")
+    if len(lines) > len(listed):
+        parts.append(f"<li>and {len(lines) - len(listed)} more</li>")
     return f"<ul>{''.join(parts)}</ul>"
 
 
@@ -226,7 +231,7 @@ def _table(rows: Sequence[Mapping[str, str]]) -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(row.get(name, ''))}</td>" for name in columns) + "</tr>"
-        for row in rows[:MOST_ROWS]
+        for row in rows[:MAX_ROWS]
     )
     return f"<div class='scroll'><table><tr>{head}</tr>{body}</table></div>"
 
@@ -234,38 +239,35 @@ def _table(rows: Sequence[Mapping[str, str]]) -> str:
 # The page around them
 
 
-def _section(board: Board, cards: Sequence[str]) -> str:
+def _section(dashboard: Dashboard, cards: Sequence[str]) -> str:
     rows = "".join(
         f'<h4 style="grid-column:1/span {COLUMNS};grid-row:{row.y + 1}">{escape(row.title)}</h4>'
-        for row in board.rows
+        for row in dashboard.rows
     )
     return (
-        f'<section id="{escape(board.uid)}"><h2>{escape(_short(board.title))}</h2>'
-        f'<p class="what">{escape(board.description)}</p>'
+        f'<section id="{escape(dashboard.uid)}"><h2>{escape(_short(dashboard.title))}</h2>'
+        f'<p class="what">{escape(dashboard.description)}</p>'
         f'<div class="board">{rows}{"".join(cards)}</div></section>'
     )
 
 
 def _alerts(alerts: Sequence[Alert]) -> str:
-    """Those that fire, the worst first; and whether any would."""
+    """Firing alerts, the most severe first, and whether alerting itself works."""
     firing = [alert for alert in alerts if alert.state == "firing"]
     names = {alert.labels.get("alertname", "") for alert in firing}
-    told = "".join(_alert(alert) for alert in sorted(firing, key=_severity) if _counts(alert))
+    listed = [alert for alert in firing if alert.labels.get("severity") != "none"]
+    rows = "".join(_alert(alert) for alert in sorted(listed, key=_severity))
     if "Watchdog" not in names:
         note = '<p class="bad">The watchdog does not fire: no alert would be seen.</p>'
     else:
-        note = "" if told else '<p class="good">No alert fires.</p>'
+        note = "" if rows else '<p class="good">No alert fires.</p>'
     table = (
         "<table><tr><th></th><th>alert</th><th>what</th><th>since</th><th>what to do</th></tr>"
-        f"{told}</table>"
-        if told
+        f"{rows}</table>"
+        if rows
         else ""
     )
     return f'<section class="alerts"><h2>Alerts</h2>{note}{table}</section>'
-
-
-def _counts(alert: Alert) -> bool:
-    return alert.labels.get("severity") != "none"
 
 
 def _severity(alert: Alert) -> tuple[int, str]:

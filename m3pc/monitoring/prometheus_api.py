@@ -1,4 +1,4 @@
-"""What a Prometheus knows, by its HTTP API."""
+"""A client of Prometheus's HTTP API: series and alerts."""
 
 import json
 import math
@@ -18,6 +18,8 @@ DEADLINE = 20.0  # seconds for an answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
+    """One labelled series of a result."""
+
     labels: Mapping[str, str]
     points: tuple[tuple[float, float], ...]  # seconds since 1970, value; no NaN
 
@@ -31,7 +33,7 @@ class Alert:
 
 
 class MetricsSource(Protocol):
-    """Expressions that are wrong are an InputError."""
+    """A wrong expression raises an InputError."""
 
     def range(self, expression: str, start: float, end: float, step: float) -> list[Series]: ...
     def instant(self, expression: str, at: float) -> list[Series]: ...
@@ -39,56 +41,60 @@ class MetricsSource(Protocol):
 
 
 class Prometheus:
+    """A MetricsSource over HTTP."""
+
     def __init__(self, url: str, *, deadline: float = DEADLINE) -> None:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             raise InputError(f"{url!r} is no address of a Prometheus; give http://HOST:PORT")
         self._url, self._deadline = url.rstrip("/"), deadline
 
     def range(self, expression: str, start: float, end: float, step: float) -> list[Series]:
-        asked = {"query": expression, "start": start, "end": end, "step": step}
-        return self._ask("query_range", asked, _lines)
+        parameters = {"query": expression, "start": start, "end": end, "step": step}
+        return self._request("query_range", parameters, _lines)
 
     def instant(self, expression: str, at: float) -> list[Series]:
-        return self._ask("query", {"query": expression, "time": at}, _last_values)
+        return self._request("query", {"query": expression, "time": at}, _last_values)
 
     def alerts(self) -> list[Alert]:
-        return self._ask("alerts", None, _alerts)
+        return self._request("alerts", None, _alerts)
 
-    def _ask(self, what: str, asked: Mapping[str, object] | None, read: Callable[[Any], X]) -> X:
-        form = None if asked is None else urllib.parse.urlencode(asked).encode()
+    def _request(
+        self, endpoint: str, parameters: Mapping[str, object] | None, read: Callable[[Any], X]
+    ) -> X:
+        form = None if parameters is None else urllib.parse.urlencode(parameters).encode()
         try:
             with urllib.request.urlopen(
-                f"{self._url}/api/v1/{what}", form, timeout=self._deadline
+                f"{self._url}/api/v1/{endpoint}", form, timeout=self._deadline
             ) as answer:
                 return read(json.load(answer)["data"])
         except urllib.error.HTTPError as error:
             with error:
-                raise InputError(f"Prometheus refused {what}: {_reason(error)}") from None
+                raise InputError(f"Prometheus refused {endpoint}: {_reason(error)}") from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"no Prometheus answers at {self._url}: {error}; start it, or give its address"
             ) from None
 
 
-def _lines(told: Any) -> list[Series]:
-    return [_series(each["metric"], each["values"]) for each in told["result"]]
+def _lines(data: Any) -> list[Series]:
+    return [_series(item["metric"], item["values"]) for item in data["result"]]
 
 
-def _last_values(told: Any) -> list[Series]:
-    if told["resultType"] == "scalar":
-        return [_series({}, [told["result"]])]
-    return [_series(each["metric"], [each["value"]]) for each in told["result"]]
+def _last_values(data: Any) -> list[Series]:
+    if data["resultType"] == "scalar":
+        return [_series({}, [data["result"]])]
+    return [_series(item["metric"], [item["value"]]) for item in data["result"]]
 
 
-def _alerts(told: Any) -> list[Alert]:
+def _alerts(data: Any) -> list[Alert]:
     return [
         Alert(
-            labels=each["labels"],
-            annotations=each["annotations"],
-            state=each["state"],
-            since=each["activeAt"],
+            labels=item["labels"],
+            annotations=item["annotations"],
+            state=item["state"],
+            since=item["activeAt"],
         )
-        for each in told["alerts"]
+        for item in data["alerts"]
     ]
 
 

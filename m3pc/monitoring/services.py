@@ -1,6 +1,6 @@
-"""Prometheus, and Grafana where it is installed, beside the runs of this machine.
+"""Starts and stops Prometheus, and Grafana where it is installed, for the runs of this machine.
 
-They go on when the shell that started them is closed; FOLDER/processes.json says which they are.
+They go on when the shell that started them is closed; FOLDER/processes.json lists them.
 """
 
 import json
@@ -12,7 +12,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from m3pc.core.files import replace_file
+from m3pc.core.subprocesses import start_time
 from m3pc.types import InputError
 
 PROCESSES, CONFIG = "processes.json", "prometheus.yml"
@@ -34,12 +35,13 @@ class MonitoringService:
 
     name: str
     pid: int
-    began: str  # when, as the kernel tells: a number is used again
-    url: str  # "" where people have nothing to look at
+    began: str  # start time by the kernel's clock, since a pid is used again
+    url: str  # "" if it has no page for people
 
 
-def shipped() -> Path:
-    """The folder with rules and dashboards: in the source, or where it was installed."""
+def shipped_folder() -> Path:
+    """The folder with rules and dashboards: monitoring/ in the source tree, m3pc/monitoring/shipped
+    in an installed package."""
     here = Path(__file__).resolve()
     for folder in (here.parents[2] / "monitoring", here.parent / "shipped"):
         if (folder / CONFIG).is_file():
@@ -47,59 +49,61 @@ def shipped() -> Path:
     raise InputError("the folder monitoring/ is missing; install m3pc again, or use its source")
 
 
-def up(
+def start_services(
     folder: Path, targets: Sequence[Path], *, port: int = 9090, grafana_port: int = 3000
 ) -> list[MonitoringService]:
-    """What runs in the end: what did already stays."""
-    found = {service.name: service for service in standing(folder)}
+    """Start the services that do not run yet; all that run then."""
+    services = {service.name: service for service in running_services(folder)}
     folder.mkdir(parents=True, exist_ok=True)
     for target in targets:
         target.mkdir(parents=True, exist_ok=True)
-    if "prometheus" not in found:
-        found["prometheus"] = _prometheus(folder, targets, port)
-        _remember(folder, found)
-    if "node exporter" not in found and (exporter := _node_exporter(folder)):
-        found["node exporter"] = exporter
-        _remember(folder, found)
-    if "grafana" not in found and (grafana := _grafana(folder, found["prometheus"], grafana_port)):
-        found["grafana"] = grafana
-        _remember(folder, found)
-    return list(found.values())
+    starters: dict[str, Callable[[], MonitoringService | None]] = {
+        "prometheus": lambda: _prometheus(folder, targets, port),
+        "node exporter": lambda: _node_exporter(folder),
+        "grafana": lambda: _grafana(folder, services["prometheus"], grafana_port),
+    }
+    for name, start in starters.items():
+        if name not in services and (service := start()) is not None:
+            services[name] = service
+            entries = [asdict(service) for service in services.values()]
+            replace_file(folder / PROCESSES, json.dumps(entries).encode())
+    return list(services.values())
 
 
-def down(folder: Path) -> list[MonitoringService]:
-    """End what was started, and say what it was."""
-    found = standing(folder)
-    for service in found:
+def stop_services(folder: Path) -> list[MonitoringService]:
+    """Stop the running services; those that ran."""
+    services = running_services(folder)
+    for service in services:
         os.kill(service.pid, signal.SIGTERM)
     end = time.monotonic() + END_SECONDS
-    while standing(folder) and time.monotonic() < end:
+    while running_services(folder) and time.monotonic() < end:
         time.sleep(PAUSE)
-    for service in standing(folder):
+    for service in running_services(folder):
         os.kill(service.pid, signal.SIGKILL)
     (folder / PROCESSES).unlink(missing_ok=True)
-    return found
+    return services
 
 
-def standing(folder: Path) -> list[MonitoringService]:
-    """Of those that were started, those that are still there."""
+def running_services(folder: Path) -> list[MonitoringService]:
+    """The services that were started here and still run."""
     try:
-        told: Any = json.loads((folder / PROCESSES).read_text(encoding="utf-8"))
-        found = [MonitoringService(**each) for each in told]
+        entries: Any = json.loads((folder / PROCESSES).read_text(encoding="utf-8"))
+        services = [MonitoringService(**entry) for entry in entries]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{folder / PROCESSES} cannot be read: {error}; remove it") from None
-    return [service for service in found if _began(service.pid) == service.began]
+    return [service for service in services if start_time(service.pid) == service.began]
 
 
 def configuration(
     folder: Path, targets: Sequence[Path], *, port: int, scrape: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The shipped one with the paths of this machine; `scrape` changes its global intervals."""
-    found: dict[str, Any] = yaml.safe_load((shipped() / CONFIG).read_text(encoding="utf-8"))
-    found["rule_files"] = [str(shipped() / pattern) for pattern in found["rule_files"]]
-    for job in found["scrape_configs"]:
+    """The shipped Prometheus configuration with the paths of this machine; `scrape` replaces its
+    intervals."""
+    config: dict[str, Any] = yaml.safe_load((shipped_folder() / CONFIG).read_text(encoding="utf-8"))
+    config["rule_files"] = [str(shipped_folder() / pattern) for pattern in config["rule_files"]]
+    for job in config["scrape_configs"]:
         for discovery in job.get("file_sd_configs", ()):
             discovery["files"] = [str(target.resolve() / "*.json") for target in targets]
         if job["job_name"] == "prometheus":
@@ -107,12 +111,16 @@ def configuration(
         if scrape is not None:
             job.pop("scrape_interval", None)
             job.pop("scrape_timeout", None)
-    found["global"] |= scrape or {}
-    return found
+    config["global"] |= scrape or {}
+    return config
 
 
 def _prometheus(folder: Path, targets: Sequence[Path], port: int) -> MonitoringService:
-    program = _required("prometheus", "apt install prometheus, or take it from prometheus.io")
+    program = shutil.which("prometheus")
+    if program is None:
+        raise InputError(
+            "prometheus is not installed; apt install prometheus, or take it from prometheus.io"
+        )
     config = configuration(folder, targets, port=port)
     replace_file(folder / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
     return _started(
@@ -132,7 +140,7 @@ def _prometheus(folder: Path, targets: Sequence[Path], port: int) -> MonitoringS
 
 
 def _node_exporter(folder: Path) -> MonitoringService | None:
-    """Of this machine, unless it has none or one that runs."""
+    """Start it unless it is not installed or its port is taken, probably by one that runs."""
     program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if program is None or not _is_free(NODE_EXPORTER):
         return None
@@ -146,7 +154,7 @@ def _grafana(folder: Path, prometheus: MonitoringService, port: int) -> Monitori
         return None
     words = ["server"] if Path(program).name == "grafana" else []
     home = Path(os.environ.get("GF_PATHS_HOME", "/usr/share/grafana"))
-    boards = shipped() / "grafana"
+    boards = shipped_folder() / "grafana"
     settings = {
         "GF_SERVER_HTTP_ADDR": "127.0.0.1",
         "GF_SERVER_HTTP_PORT": str(port),
@@ -154,7 +162,7 @@ def _grafana(folder: Path, prometheus: MonitoringService, port: int) -> Monitori
         "GF_PATHS_PROVISIONING": str(boards / "provisioning"),
         "GF_ANALYTICS_REPORTING_ENABLED": "false",
         "GF_ANALYTICS_CHECK_FOR_UPDATES": "false",
-        "GF_AUTH_ANONYMOUS_ENABLED": "true",  # it looks only, and only from this machine
+        "GF_AUTH_ANONYMOUS_ENABLED": "true",  # read-only, and only from this machine
         "GF_AUTH_ANONYMOUS_ORG_ROLE": "Viewer",
         "GF_AUTH_DISABLE_LOGIN_FORM": "true",
         "M3PC_PROMETHEUS": prometheus.url.removesuffix("/alerts"),
@@ -181,7 +189,7 @@ def _started(
     page: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> MonitoringService:
-    """Once it answers. What it prints is in a file of the folder."""
+    """Start a service and wait until it answers. Its output is in a file of the folder."""
     if not _is_free(port):
         raise InputError(f"port {port} is taken, so {name} cannot have it; give another port")
     log = folder / f"{name.replace(' ', '-')}.log"
@@ -203,20 +211,10 @@ def _started(
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             raise InputError(f"{name} does not start: {' '.join(last)}; see {log}")
         time.sleep(PAUSE)
-    process.returncode = 0  # it is left alone: nothing is to be said when this object goes
-    return MonitoringService(name=name, pid=process.pid, began=_began(process.pid), url=url + page)
-
-
-def _remember(folder: Path, services: Mapping[str, MonitoringService]) -> None:
-    told = [asdict(service) for service in services.values()]
-    replace_file(folder / PROCESSES, json.dumps(told).encode())
-
-
-def _required(program: str, remedy: str) -> str:
-    found = shutil.which(program)
-    if found is None:
-        raise InputError(f"{program} is not installed; {remedy}")
-    return found
+    process.returncode = 0  # it stays: no ResourceWarning when this object is deleted
+    return MonitoringService(
+        name=name, pid=process.pid, began=start_time(process.pid), url=url + page
+    )
 
 
 def _answers(url: str) -> bool:
@@ -228,19 +226,10 @@ def _answers(url: str) -> bool:
 
 
 def _is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind(("127.0.0.1", port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True
-
-
-def _began(pid: int) -> str:
-    """When a process began; "" where it is not, or has ended and nobody asked how."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if words[0] == "Z" else words[19]

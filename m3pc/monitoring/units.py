@@ -1,4 +1,4 @@
-"""Numbers as people read them, in Grafana's units, and the ticks of an axis."""
+"""Numbers as text in Grafana's units, and the ticks of an axis."""
 
 import math
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ _TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 
 _DAY = 86400.0
 
 
-# By unit: what a value is multiplied by, the scale it is told in, what stands behind it.
+# By unit: a factor, the scale of the result, and a suffix.
 _PLAIN: UnitScale = ((1.0, ""),)
 UNITS: dict[str, tuple[float, UnitScale, str]] = {
     "s": (1.0, _SECONDS, ""),
@@ -41,16 +41,16 @@ UNITS: dict[str, tuple[float, UnitScale, str]] = {
 }
 
 
-def shown(value: float, unit: str, decimals: int | None = None) -> str:
-    """With three digits that count, or with so many decimals."""
+def format_value(value: float, unit: str, decimals: int | None = None) -> str:
+    """With three significant digits, or with so many decimals."""
     if not math.isfinite(value):
         return "-"
-    factor, scale, behind = UNITS.get(unit, UNITS["none"])
+    factor, scale, suffix = UNITS.get(unit, UNITS["none"])
     value *= factor
-    size, name = next((one for one in scale if abs(value) >= one[0]), scale[-1])
+    size, name = next((step for step in scale if abs(value) >= step[0]), scale[-1])
     if not value:
-        size, name = next(one for one in scale if one[0] == 1.0)
-    return f"{_digits(value / size, decimals)}{' ' * bool(name)}{name}{behind}"
+        size, name = next(step for step in scale if step[0] == 1.0)
+    return f"{_digits(value / size, decimals)}{' ' * bool(name)}{name}{suffix}"
 
 
 def _digits(value: float, decimals: int | None) -> str:
@@ -64,28 +64,31 @@ def _digits(value: float, decimals: int | None) -> str:
     return "0" if text in ("-0", "0") else text
 
 
-def ticks(low: float, high: float, *, most: int, unit: str, whole: bool = False) -> list[float]:
-    """Round numbers that are evenly apart, the first not below `low`; `whole` has no fractions."""
-    step = _round_step((high - low) / most, unit)
-    step = math.ceil(step) if whole or unit == "bytes" else step
+def axis_ticks(
+    low: float, high: float, *, max_ticks: int, unit: str, integers: bool = False
+) -> list[float]:
+    """Evenly spaced round numbers from `low` to `high`; `integers` allows no fractions."""
+    step = _round_step((high - low) / max_ticks, unit)
+    step = math.ceil(step) if integers or unit == "bytes" else step
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
 
 
-def _round_step(least: float, unit: str) -> float:
+def _round_step(minimum: float, unit: str) -> float:
     if unit in ("bytes", "Bps"):
-        return float(2.0 ** math.ceil(math.log2(least)))
-    if unit == "s" and 10 < least <= _TIMES[-1]:
-        return float(next(one for one in _TIMES if one >= least))
-    size = 10.0 ** math.floor(math.log10(least))
-    return next(size * one for one in (1, 2, 2.5, 5, 10) if size * one >= least * (1 - 1e-9))
+        return float(2.0 ** math.ceil(math.log2(minimum)))
+    if unit == "s" and 10 < minimum <= _TIMES[-1]:
+        return float(next(step for step in _TIMES if step >= minimum))
+    size = 10.0 ** math.floor(math.log10(minimum))
+    return next(size * n for n in (1, 2, 2.5, 5, 10) if size * n >= minimum * (1 - 1e-9))
 
 
-def time_ticks(start: float, end: float, *, most: int) -> list[tuple[float, str]]:
-    """Moments and their names, in UTC."""
-    least = (end - start) / most
-    step = next((float(one) for one in _TIMES if one >= least), math.ceil(least / _DAY) * _DAY)
+def time_ticks(start: float, end: float, *, max_ticks: int) -> list[tuple[float, str]]:
+    """Times and their labels, in UTC."""
+    minimum = (end - start) / max_ticks
+    days = math.ceil(minimum / _DAY) * _DAY
+    step = next((float(step) for step in _TIMES if step >= minimum), days)
     form = "%H:%M:%S" if step < 60 else "%H:%M" if step < _DAY else "%d %b"
     first, last = math.ceil(start / step), math.floor(end / step)
     moments = [number * step for number in range(first, last + 1)]

@@ -1,10 +1,9 @@
-"""How good a run is by now: its planner on episodes that are the same all along the run."""
+"""Evaluation of a run while it learns, always on the same episodes."""
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from m3pc.core.progress import OnProgress, ignore_progress
 from m3pc.core.seeding import run_evaluation
 from m3pc.evaluation.episodes import Evaluation, evaluate
 from m3pc.model.weights import Weights
@@ -12,41 +11,44 @@ from m3pc.online.run_folder import OnlineRun
 from planner.policy import Policy
 
 
-def evaluation(
+def evaluate_run(
     run: OnlineRun,
     weights: Weights,
-    on_progress: Callable[[Mapping[str, Any]], None] = lambda numbers: None,
+    on_progress: OnProgress = ignore_progress,
 ) -> Evaluation:
-    """Of the planner as it is configured, on episodes that are the same all along the run."""
+    """Play the run's evaluation episodes with its configured planner and these weights."""
     config = run.config
     return evaluate(
-        run.facts.env,
+        run.info.env,
         Policy(weights),
         episodes=config.evaluation.episodes,
         seed=run_evaluation(config.seed),
         slots=config.evaluation.episodes,
-        window=config.model.window,
-        horizon=config.planner.horizon,
         on_progress=on_progress,
     )
 
 
-def is_due(before: int, steps: int, *, every: int, last: bool) -> bool:
-    """After so many steps, if the last time was after `before` (below 0: never). A run is measured
-    at its end, too."""
-    return steps // every > before // every or (last and steps > before)
+def is_due(previous: int, steps: int, *, every: int, last: bool) -> bool:
+    """Whether to evaluate after `steps` steps if the previous evaluation was after `previous` (-1:
+    there was none): every so many steps, and at the end of a run."""
+    return steps // every > previous // every or (last and steps > previous)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """What a run's log keeps of an evaluation."""
+class EvaluationRecord:
+    """What metrics.jsonl keeps of an evaluation."""
 
     numbers: dict[str, float]
-    returns: list[float]  # of the episodes, which have the same seeds all along the run
+    returns: list[float]  # of the episodes, by number
 
 
-def evaluated(found: Evaluation, updates: int) -> Evaluated:
-    score = math.nan if found.score is None else found.score
-    numbers = {"return": found.mean, "error": found.standard_error, "score": score}
-    numbers |= {"length": float(found.lengths.mean()), "updates": updates}
-    return Evaluated(numbers=numbers, returns=found.returns.tolist())
+def evaluation_record(evaluation: Evaluation, updates: int) -> EvaluationRecord:
+    """The record of an evaluation after `updates` updates."""
+    numbers = {
+        "return": evaluation.mean,
+        "error": evaluation.standard_error,
+        "score": math.nan if evaluation.score is None else evaluation.score,
+        "length": float(evaluation.lengths.mean()),
+        "updates": updates,
+    }
+    return EvaluationRecord(numbers=numbers, returns=evaluation.returns.tolist())

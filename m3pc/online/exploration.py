@@ -1,6 +1,6 @@
-"""What a run collected while it learned: returns of its episodes, in the order of their arrival.
+"""What a run collected while it learned: the returns of its episodes, in the order of arrival.
 
-K episodes that the task or the clock ended.
+K is the number of episodes that terminated or were truncated.
 """
 
 from collections.abc import Sequence
@@ -13,58 +13,59 @@ from numpy.typing import NDArray
 
 from m3pc.envs import normalised_score
 from m3pc.online.run_folder import OnlineRun
-from m3pc.plots import GoalPanel, exploration
-from m3pc.tracking.run_log import read
+from m3pc.plots import RunPanel, exploration
+from m3pc.tracking.run_log import read_metrics
 from m3pc.types import InputError, Integers
 from replay.format import manifest
 from replay.store.store import Store
 
-PARTS = 3  # of a run, by environment steps
+PARTS = 3  # into which a report divides a run, by environment steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePart:
-    """What was collected between two counts of environment steps."""
+    """The episodes that ended between two counts of environment steps."""
 
     begin: int
     end: int
     episodes: int
-    mean: float  # NaN where there is no episode
+    mean: float  # NaN if there is no episode
     best: float
-    above: float  # share of episodes better than the offline level; NaN where that is unknown
+    above: float  # share of episodes better than the offline level; NaN if that is unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
     name: str
-    how: str  # it explored
+    explorer: str  # how it explored, for a title
     unit: str  # of returns and levels
-    steps: int  # in the environment, those of aborted episodes too
+    steps: int  # in the environment, including those of aborted episodes
     ends: Integers  # [K] steps of the run at the end of each
     returns: NDArray[np.float64]  # [K]
     aborted: int  # episodes, left out
-    offline: float | None  # mean return of the first evaluation, before anything was learnt
+    offline: float | None  # mean return of the first evaluation, before the first update
 
     def parts(self) -> list[CurvePart]:
+        """The run in PARTS equal parts."""
         edges = np.linspace(0, self.steps, PARTS + 1).round().astype(np.int64).tolist()
         return [self._part(*pair) for pair in pairwise(edges)]
 
     def _part(self, begin: int, end: int) -> CurvePart:
-        found = self.returns[(self.ends > begin) & (self.ends <= end)]
-        above = found > (np.nan if self.offline is None else self.offline)
-        unknown = self.offline is None or not len(found)
+        returns = self.returns[(self.ends > begin) & (self.ends <= end)]
+        above = returns > (np.nan if self.offline is None else self.offline)
+        unknown = self.offline is None or not len(returns)
         return CurvePart(
             begin=begin,
             end=end,
-            episodes=len(found),
-            mean=float(found.mean()) if len(found) else np.nan,
-            best=float(found.max()) if len(found) else np.nan,
+            episodes=len(returns),
+            mean=float(returns.mean()) if len(returns) else np.nan,
+            best=float(returns.max()) if len(returns) else np.nan,
             above=np.nan if unknown else float(above.mean()),
         )
 
-    def panel(self) -> GoalPanel:
-        return GoalPanel(
-            title=f"{self.name}: {self.how}",
+    def panel(self) -> RunPanel:
+        return RunPanel(
+            title=f"{self.name}: {self.explorer}",
             ends=self.ends,
             values=self.returns,
             steps=self.steps,
@@ -72,43 +73,45 @@ class Exploration:
         )
 
 
-def explored(run: OnlineRun) -> Exploration:
-    """From the run's store and its first evaluation; on D4RL's scale where there is one."""
+def read_exploration(run: OnlineRun) -> Exploration:
+    """From the run's store and its first evaluation; as D4RL scores if the environment has them."""
     if not (run.replay / manifest.NAME).exists():
         raise InputError(f"{run.path} has collected nothing yet; start it with m3pc resume")
     store = Store(run.replay)
-    cut = np.concatenate(
+    aborted = np.concatenate(
         [np.empty(0, np.bool_), *(~(s.terminated | s.truncated) for s in store.segments)]
     )
     ends, noise = store.lengths.cumsum(), run.config.online.noise
     return Exploration(
         name=run.path.resolve().name,
-        how=f"noise {noise:g}" if noise else f"planner {run.config.planner.mode}",
+        explorer=f"noise {noise:g}" if noise else f"planner {run.config.planner.mode}",
         unit=score_unit(run),
         steps=int(store.lengths.sum()),
-        ends=ends[~cut],
-        returns=np.array([scaled(run, x) for x in store.episode_returns[~cut]], np.float64),
-        aborted=int(cut.sum()),
+        ends=ends[~aborted],
+        returns=np.array([scaled(run, x) for x in store.episode_returns[~aborted]], np.float64),
+        aborted=int(aborted.sum()),
         offline=offline_level(run),
     )
 
 
 def offline_level(run: OnlineRun) -> float | None:
-    """None where nothing was evaluated before the first update."""
-    rows = [row for row in read(run.path, "evaluation") if not row["updates"]]
+    """Mean return of the evaluation before the first update; None if there was none."""
+    rows = [row for row in read_metrics(run.path, "evaluation") if not row["updates"]]
     return scaled(run, rows[0]["return"]) if rows else None
 
 
 def score_unit(run: OnlineRun) -> str:
-    """What `scaled` gives."""
-    return "return" if normalised_score(run.facts.env, 0.0) is None else "score"
+    """The unit of what `scaled` returns."""
+    return "return" if normalised_score(run.info.env, 0.0) is None else "score"
 
 
 def scaled(run: OnlineRun, episode_return: float) -> float:
-    score = normalised_score(run.facts.env, episode_return)
+    """A return as a D4RL score, or unchanged if the environment has none."""
+    score = normalised_score(run.info.env, episode_return)
     return episode_return if score is None else score
 
 
-def draw(found: Sequence[Exploration], png: Path) -> None:
-    (unit,) = {one.unit for one in found}
-    exploration(png, [one.panel() for one in found], unit=unit)
+def draw_exploration(runs: Sequence[Exploration], png: Path) -> None:
+    """Returns by environment step, one panel for each run; all must have the same unit."""
+    (unit,) = {run.unit for run in runs}
+    exploration(png, [run.panel() for run in runs], unit=unit)

@@ -1,8 +1,8 @@
-"""Several learners as one: what the first does, its mates do with it.
+"""Learners that share each batch: the lead learner decides, its followers do the same.
 
-The first alone asks how much may be learnt, publishes and writes checkpoints. Before each thing
-that it does with its trainer it tells the mates, who wait for nothing else. So it has to do
-something within the time that a group waits; looking at the store again is enough.
+Only the lead learner asks how many updates are allowed, publishes and writes checkpoints. It sends
+a command before everything that it does with its trainer, and its followers wait for nothing else.
+So it must send one within the deadline of the group; looking for new episodes is enough.
 """
 
 import time
@@ -13,7 +13,7 @@ from m3pc.online.run_folder import OnlineRun
 from m3pc.online.trainer import Trainer
 from m3pc.telemetry.recorder import Recorder
 
-AGREE_SECONDS, PAUSE = 60.0, 0.2  # for all to see the same episodes; between two trials
+AGREE_SECONDS, PAUSE = 60.0, 0.2  # for all to see the same episodes; between two attempts
 
 
 class LearnerCommand(IntEnum):
@@ -23,55 +23,66 @@ class LearnerCommand(IntEnum):
 
 
 class LeadLearner:
-    """The first learner's trainer. Without mates, a trainer and no more."""
+    """The trainer of rank 0. In a group of one it is a trainer and no more."""
 
-    def __init__(self, run: OnlineRun, *, group: ProcessGroup, recorder: Recorder) -> None:
-        self._group, self._visible = group, 0
-        self.trainer = Trainer(run, group=group, recorder=recorder, visible=lambda: self._visible)
+    def __init__(
+        self,
+        run: OnlineRun,
+        *,
+        group: ProcessGroup,
+        recorder: Recorder,
+        agree_seconds: float = AGREE_SECONDS,
+    ) -> None:
+        self._group, self._visible, self._agree_seconds = group, 0, agree_seconds
+        self.trainer = Trainer(
+            run, group=group, recorder=recorder, visible_episodes=lambda: self._visible
+        )
         self.refresh()
 
     def refresh(self) -> None:
-        """All see what was collected by now. Retention and withdrawals may come between two looks:
-        then all look again."""
-        end = time.monotonic() + AGREE_SECONDS
+        """Let all learners see the same collected episodes. Retention or a withdrawal may change
+        them between two reads of the store: then all read it again."""
+        end = time.monotonic() + self._agree_seconds
         while True:
-            self._visible = self.trainer.collected()
+            self._visible = self.trainer.count_collected()
             self._group.broadcast([LearnerCommand.REFRESH, self._visible])
             self.trainer.refresh()
-            if self._group.all_equal(self.trainer.seen()):
+            if self._group.all_equal(self.trainer.fingerprint()):
                 return
             if time.monotonic() > end:
                 raise PeersLostError(
-                    f"for {AGREE_SECONDS:g} seconds the learners did not see the same checkpoint "
-                    f"and episodes; look whether all machines see {self.trainer.run.path}"
+                    f"for {self._agree_seconds:g} seconds the learners did not see the same "
+                    "checkpoint and episodes; check whether all machines see "
+                    f"{self.trainer.run.path}"
                 )
             time.sleep(PAUSE)
 
     def update(self) -> None:
+        """The next update, on all learners."""
         self._group.broadcast([LearnerCommand.UPDATE, 0])
         self.trainer.update()
 
     def end(self) -> None:
-        """The mates are free to go."""
+        """Let the followers return."""
         self._group.broadcast([LearnerCommand.END, 0])
 
 
 class FollowerLearner:
-    """Any other learner."""
+    """Any other learner of the group."""
 
     def __init__(self, run: OnlineRun, group: ProcessGroup) -> None:
         self._group, self._visible = group, 0
-        self.trainer = Trainer(run, group=group, visible=lambda: self._visible)
+        self.trainer = Trainer(run, group=group, visible_episodes=lambda: self._visible)
 
     def work(self) -> None:
-        """Until the first learner ends."""
+        """Follow the lead learner's commands until it ends."""
         while True:
-            order, visible = self._group.broadcast([LearnerCommand.END, 0])
-            if order == LearnerCommand.END:
+            command, visible = self._group.broadcast([LearnerCommand.END, 0])
+            if command == LearnerCommand.END:
                 return
-            if order == LearnerCommand.UPDATE:
+            if command == LearnerCommand.UPDATE:
                 self.trainer.update()
             else:
                 self._visible = visible
                 self.trainer.refresh()
-                self._group.all_equal(self.trainer.seen())
+                self._group.all_equal(self.trainer.fingerprint())

@@ -1,6 +1,7 @@
-"""A learner as a process of a fleet: as many updates as what was collected owes, and no more."""
+"""The learner process of a run: as many updates as the collected steps allow, and no more."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,42 +11,42 @@ from typing import Protocol
 
 from learner.process_group import ProcessGroup
 from learner.publish import Publisher
-from m3pc.online.lead_learner import LeadLearner
+from m3pc.online.lead_learner import AGREE_SECONDS, LeadLearner
 from m3pc.online.recovery import WEIGHTS, weights_path
 from m3pc.online.run_folder import OnlineRun
-from m3pc.telemetry.catalogue import COORDINATOR_DOWN, LEARNER_WAIT
-from m3pc.telemetry.recorder import Recorder, Snapshot
+from m3pc.telemetry.catalogue import COORDINATOR_FAILURES, LEARNER_WAIT
+from m3pc.telemetry.process_report import ProcessReport
+from m3pc.telemetry.recorder import Recorder
 from m3pc.types import (
     Coordinator,
     CoordinatorUnavailableError,
     StoreUnavailableError,
-    Version,
 )
 
-AT_ONCE = 16  # updates asked for together, on what was collected by then
-PAUSE = 0.2  # seconds, after an answer that nothing may be done or that nobody gave
-START_SECONDS = 60.0  # for the coordinator to give an epoch
+UPDATES_PER_PERMIT = 16  # requested from the store at once
+PAUSE = 0.2  # seconds between requests, while no update is allowed
+START_SECONDS = 60.0  # for the coordinator to assign an epoch
 
 log = logging.getLogger(__name__)
 
 
 class UpdateBudget(Protocol):
     def may_update(self, epoch: int, done: int, total: int) -> int:
-        """How many updates may have been done in all, up to `total`, after a short wait."""
+        """How many updates, at most `total`, may have been done in all; the call may wait a moment
+        for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerReport:
+class LearnerStatus:
     updates: int
     epoch: int
-    waiting: bool  # for what is collected
-    idle: float  # seconds since it last did or asked for something
-    error: str  # why it ended; "" while it has not
-    snapshot: Snapshot
+    waiting: bool  # for episodes
+    idle_seconds: float  # since it last began an update or a request
+    error: str  # why it ended; "" while it works
 
 
 class LearnerLoop:
-    """Owns the epoch that it takes at its start: a learner before it is fenced from then on."""
+    """Takes a new epoch at its start, which fences every earlier learner of the run."""
 
     def __init__(
         self,
@@ -54,53 +55,67 @@ class LearnerLoop:
         coordinator: Coordinator,
         *,
         group: ProcessGroup | None = None,
+        agree_seconds: float = AGREE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recorder, self._clock, self._store = Recorder(), clock, store
-        self._lead = LeadLearner(run, group=group or ProcessGroup(), recorder=self.recorder)
-        self.trainer = self._lead.trainer
-        self._online, self._waiting, self._beat = run.config.online, False, clock()
-        self._publisher = Publisher(
+        self._learners = LeadLearner(
+            run,
+            group=group or ProcessGroup(),
+            recorder=self.recorder,
+            agree_seconds=agree_seconds,
+        )
+        self.trainer = self._learners.trainer
+        self._online, self._waiting, self._last_active = run.config.online, False, clock()
+        self.publisher = Publisher(
             Path(run.path),
             coordinator,
             name=WEIGHTS,
             path=weights_path,
-            epoch=_epoch(coordinator, self.recorder),
+            epoch=_new_epoch(coordinator, self.recorder),
             keep=self._online.keep,
             recorder=self.recorder,
         )
-        self._publish()  # so the disk knows the epoch too, whatever the coordinator forgets
+        self._publish()  # so that the epoch is on disk too, in case the coordinator loses it
 
     def work(self, stop: Event) -> None:
-        """Until told to stop; then a last version and a checkpoint."""
+        """Learn until `stop` is set; then publish a last version and write a checkpoint."""
         while not stop.is_set():
-            allowed = self._allowed()
+            # The store allows updates in proportion to the steps that it holds.
+            allowed = self._allowed_updates()
             if allowed <= self.trainer.updates:
                 self._wait(stop)
                 continue
             self._waiting = False
-            self._lead.refresh()
+            self._learners.refresh()  # all learners see the same newly collected episodes
             while self.trainer.updates < allowed and not stop.is_set():
-                self._update()
-        self._lead.end()
+                self._last_active = self._clock()
+                self._learners.update()  # sample, update critic and model
+                if self.trainer.updates % self._online.publish_every == 0:
+                    self._publish()
+                if self.trainer.updates % self._online.checkpoint_every == 0:
+                    self.trainer.save()
+        self._learners.end()
         self._publish()
         self.trainer.save()
 
-    def report(self, error: str = "") -> LearnerReport:
-        return LearnerReport(
+    def report(self, error: str = "") -> ProcessReport[LearnerStatus]:
+        status = LearnerStatus(
             updates=self.trainer.updates,
-            epoch=self._publisher.epoch,
+            epoch=self.publisher.epoch,
             waiting=self._waiting,
-            idle=self._clock() - self._beat,
+            idle_seconds=self._clock() - self._last_active,
             error=error,
-            snapshot=self.recorder.snapshot(),
         )
+        return ProcessReport(pid=os.getpid(), snapshot=self.recorder.snapshot(), detail=status)
 
-    def _allowed(self) -> int:
+    def _allowed_updates(self) -> int:
         updates, start = self.trainer.updates, self._clock()
-        self._beat = start
+        self._last_active = start
         try:
-            allowed = self._store.may_update(self._publisher.epoch, updates, updates + AT_ONCE)
+            allowed = self._store.may_update(
+                self.publisher.epoch, updates, updates + UPDATES_PER_PERMIT
+            )
         except StoreUnavailableError as error:
             log.warning("event=store-unavailable reason=%s", error)
             allowed = 0
@@ -109,36 +124,27 @@ class LearnerLoop:
 
     def _wait(self, stop: Event) -> None:
         self._waiting = True
-        self._publisher.offer()
+        self.publisher.publish_pointer()  # if the coordinator did not answer before
         start = self._clock()
         stop.wait(PAUSE)
         self.recorder.add(LEARNER_WAIT, self._clock() - start, "limiter")
-        self._lead.refresh()
-
-    def _update(self) -> None:
-        self._beat = self._clock()
-        self._lead.update()
-        if self.trainer.updates % self._online.publish_every == 0:
-            self._publish()
-        if self.trainer.updates % self._online.checkpoint_every == 0:
-            self.trainer.save()
+        self._learners.refresh()
 
     def _publish(self) -> None:
-        number, start = self.trainer.updates, self._clock()
-        self.trainer.measure()
-        version = Version(epoch=self._publisher.epoch, number=number)
-        self._publisher.publish(self.trainer.weights(version.packed), number)
+        start = self._clock()
+        self.trainer.record_values()
+        self.publisher.publish(self.trainer.weights(self.publisher.epoch))
         self.recorder.add(LEARNER_WAIT, self._clock() - start, "disk")
 
 
-def _epoch(coordinator: Coordinator, recorder: Recorder) -> int:
-    """Without one nothing can be published, so it is waited for; then the process ends."""
+def _new_epoch(coordinator: Coordinator, recorder: Recorder) -> int:
+    """Wait for the coordinator, since nothing can be published without an epoch."""
     end = time.monotonic() + START_SECONDS
     while True:
         try:
             return coordinator.new_epoch(WEIGHTS)
         except CoordinatorUnavailableError:
-            recorder.add(COORDINATOR_DOWN)
+            recorder.add(COORDINATOR_FAILURES)
             if time.monotonic() > end:
                 raise
             time.sleep(PAUSE)

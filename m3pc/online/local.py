@@ -1,12 +1,12 @@
-"""An online run in one process, in lock-step: collect a round, learn what it owes, go on.
+"""An online run in one process, in lock-step: collect a round, do the updates that it owes, repeat.
 
 A round is one episode in each environment, all by the same weights. Everything in it is a function
-of the weights, the seed and the episodes' numbers; so a run that was killed plays its last round
-again, the store knows those episodes already, and the run goes on as if it had not been killed.
+of the weights, the seed and the episodes' numbers. So a run that was killed repeats its last round,
+the store recognises the episodes that it has already, and the run continues with the same bits.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +17,18 @@ import numpy as np
 from actors.episodes import rollouts
 from actors.rollout_loop import ExplorationConfig
 from actors.vector_rollout import Rollout
+from m3pc.core.progress import OnProgress
 from m3pc.core.seeding import lock_step_episode
 from m3pc.envs import make_vector
 from m3pc.envs.registry import FloatVectorEnv
 from m3pc.model.weights import Weights
-from m3pc.online.evaluation import evaluated, evaluation, is_due
+from m3pc.online.evaluation import evaluate_run, evaluation_record, is_due
 from m3pc.online.results import save_pictures
 from m3pc.online.run_folder import OnlineRun, open_run
 from m3pc.online.trainer import Trainer
 from m3pc.tracking.run_lock import locked
 from m3pc.tracking.run_log import RunLog
-from m3pc.tracking.trackers import tracker
+from m3pc.tracking.trackers import make_tracker
 from m3pc.training.running_means import RunningMeans
 from m3pc.types import AckStatus, AppendKey, Decision, InputError, Window
 from planner.policy import Policy
@@ -37,7 +38,6 @@ from replay.server.schedule import schedule_of
 from replay.store.store import Store
 from replay.writing.writer import Writer, WriterOptions
 
-Report = Callable[[Mapping[str, Any]], None]
 SLOT, INCARNATION = 0, 0  # of the only producer
 
 
@@ -48,32 +48,29 @@ class LocalResult:
     weights: Weights
 
 
-def run_local(path: Path, report: Report, *, track: str = "") -> LocalResult:
-    """Go on from the newest whole checkpoint to the end."""
+def run_local(path: Path, on_progress: OnProgress, *, track: str = "") -> LocalResult:
+    """Continue from the newest complete checkpoint to the end."""
     with locked(path):
         run = open_run(path)
-        _require_own(run)
-        tracked = tracker(track, path, run.config)
+        _refuse_episodes_of_actors(run)
+        tracked = make_tracker(track, path, run.config)
         options = WriterOptions(durability=run.config.fleet.durability)
         with closing(Writer(run.replay, run.header, options)) as writer:
-            work = LocalTrainer(run, writer)
+            local = LocalTrainer(run, writer)
             with (
-                RunLog(path, done=work.steps, unit="step", tracker=tracked) as log,
-                closing(make_vector(run.facts.env, run.config.fleet.envs_per_actor)) as envs,
+                RunLog(path, done=local.steps, unit="step", tracker=tracked) as log,
+                closing(make_vector(run.info.env, run.config.fleet.envs_per_actor)) as envs,
             ):
-                work.finish(envs, log, report)
+                local.train(envs, log, on_progress)
         save_pictures(run)
-        return LocalResult(
-            path=path, steps=work.steps, weights=work.trainer.weights(work.trainer.updates)
-        )
+        return LocalResult(path=path, steps=local.steps, weights=local.trainer.weights())
 
 
-def _require_own(run: OnlineRun) -> None:
-    """What a fleet collected was not collected in lock-step: there is no point to go on from."""
+def _refuse_episodes_of_actors(run: OnlineRun) -> None:
+    """Rollout actors do not collect in rounds, so lock-step has no round to continue from."""
     if not (run.replay / manifest.NAME).exists():
         return
-    others = {key[:2] for key in Store(run.replay).keys} - {(SLOT, INCARNATION)}
-    if others:
+    if {key[:2] for key in Store(run.replay).keys} - {(SLOT, INCARNATION)}:
         raise InputError(
             f"{run.path} has episodes of a fleet, which lock-step cannot go on from; "
             "resume it without --local"
@@ -81,57 +78,44 @@ def _require_own(run: OnlineRun) -> None:
 
 
 class LocalTrainer:
+    """A lock-step run, at the end of a round."""
+
     def __init__(self, run: OnlineRun, writer: Writer) -> None:
         self.run, self.config, self._writer = run, run.config, writer
         self.episodes = 0
-        self.trainer = Trainer(run, visible=lambda: self.episodes)
+        self.trainer = Trainer(run, visible_episodes=lambda: self.episodes)
         progress = self.trainer.progress
         self.steps, self.episodes = int(progress["steps"]), int(progress["episodes"])
-        self._evaluated = int(progress.get("evaluated", -1))  # steps at the last evaluation
+        self._evaluated = int(progress.get("evaluated", -1))  # steps at the previous evaluation
         self.trainer.refresh()
         self._means = RunningMeans()
-        self._acting = ExplorationConfig(
-            window=run.config.model.window,
-            horizon=run.config.planner.horizon,
-            noise=run.config.online.noise,
-        )
-        self._schedule = schedule_of(run.config.online, run.facts.max_episode_steps)
+        self._exploration = ExplorationConfig(noise_scale=run.config.online.noise)
+        self._schedule = schedule_of(run.config.online, run.info.max_episode_steps)
 
-    def finish(self, envs: FloatVectorEnv, log: RunLog, report: Report) -> None:
-        online = self.config.online
+    def train(self, envs: FloatVectorEnv, log: RunLog, on_progress: OnProgress) -> None:
+        """Rounds until all steps are collected and their updates are done."""
         while True:
-            self._learn(report)
-            self._evaluate(log)
-            self._save(log)
-            if self.steps >= online.steps:
+            # Learn: as many updates as the collected steps owe.
+            owed = self._schedule.owed(self.steps, self.episodes)
+            while self.trainer.updates < owed:
+                self._means.add(self.trainer.update())
+                on_progress(self._progress())
+            self._evaluate(log)  # if evaluation.every steps have passed
+            self._save(log)  # a checkpoint of every round
+            if self.steps >= self.config.online.steps:
                 return
-            self._collect(envs, log)
-
-    def _learn(self, report: Report) -> None:
-        owed = self._schedule.owed(self.steps, self.episodes)
-        while self.trainer.updates < owed:
-            self._means.add(self.trainer.update())
-            report(self._shown())
+            self._collect(envs, log)  # one episode in each environment
 
     def _collect(self, envs: FloatVectorEnv, log: RunLog) -> None:
-        weights = self.trainer.weights(self.trainer.updates)
+        explorer = Explorer(Policy(self.trainer.weights()), self._exploration)
         numbers = range(self.episodes, self.episodes + envs.num_envs)
         starts = [lock_step_episode(self.config.seed, number) for number in numbers]
-        found = sorted(
-            rollouts(
-                envs,
-                Explorer(Policy(weights), self._acting),
-                starts,
-                window=self._acting.window,
-                horizon=self._acting.horizon,
-                explore=True,
-            ),
-            key=lambda rollout: rollout.number,
-        )
-        for rollout in found:
+        finished = rollouts(envs, explorer, starts, explore=True)
+        in_order = sorted(finished, key=lambda rollout: rollout.number)
+        for rollout in in_order:
             self._append(rollout)
         self.trainer.refresh()
-        log.write("collected", self.steps, _collected(found))
+        log.write("collected", self.steps, _summary(in_order))
 
     def _append(self, rollout: Rollout) -> None:
         key = AppendKey(SLOT, INCARNATION, self.episodes)
@@ -145,10 +129,10 @@ class LocalTrainer:
         every, ended = self.config.evaluation.every, self.steps >= self.config.online.steps
         if not is_due(self._evaluated, self.steps, every=every, last=ended):
             return
-        found = evaluation(self.run, self.trainer.weights(self.trainer.updates))
+        evaluation = evaluate_run(self.run, self.trainer.weights())
         self._evaluated = self.steps
-        kept = evaluated(found, self.trainer.updates)
-        log.write("evaluation", self.steps, kept.numbers, returns=kept.returns)
+        record = evaluation_record(evaluation, self.trainer.updates)
+        log.write("evaluation", self.steps, record.numbers, returns=record.returns)
 
     def _save(self, log: RunLog) -> None:
         numbers = self._means.take()
@@ -157,7 +141,7 @@ class LocalTrainer:
         log.sync()
         self.trainer.save(steps=self.steps, episodes=self.episodes, evaluated=self._evaluated)
 
-    def _shown(self) -> dict[str, Any]:
+    def _progress(self) -> dict[str, Any]:
         latest = self._means.latest
         return {
             "steps": self.steps,
@@ -170,24 +154,25 @@ class LocalTrainer:
 
 
 class Explorer:
-    """A planner that acts as a rollout process does."""
+    """A planner that explores as rollout actors do, with the same noise."""
 
-    def __init__(self, policy: Policy, acting: ExplorationConfig) -> None:
-        self._policy, self._acting = policy, acting
+    def __init__(self, policy: Policy, exploration: ExplorationConfig) -> None:
+        self._policy, self._exploration = policy, exploration
+        self.window, self.horizon = policy.window, policy.horizon
 
     def decide(self, window: Window, *, explore: bool = False) -> Decision:
         assert explore
-        (decision,) = self._policy.answer([self._acting.ask(window)])
-        return self._acting.noisy(decision, window)
+        (decision,) = self._policy.answer([self._exploration.request(window)])
+        return self._exploration.add_noise(decision, window)
 
 
-def _collected(found: Sequence[Rollout]) -> dict[str, float]:
-    returns = np.array([rollout.episode.rewards.sum(dtype=np.float64) for rollout in found])
-    lengths = np.array([len(rollout.episode) for rollout in found])
+def _summary(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    returns = np.array([rollout.episode.rewards.sum(dtype=np.float64) for rollout in rollouts])
+    lengths = np.array([len(rollout.episode) for rollout in rollouts])
     return {
-        "episodes": len(found),
+        "episodes": len(rollouts),
         "return": float(returns.mean()),
         "best": float(returns.max()),
         "length": float(lengths.mean()),
-        "version": found[0].episode.version,
+        "version": rollouts[0].episode.version,
     }

@@ -1,7 +1,7 @@
-"""What the disk of a run knows, for a coordinator that has lost everything else.
+"""What a run's disk knows, for a coordinator that has lost its own records.
 
-RUN/replay/                            where each producer stands
-RUN/weights/EPOCH-NUMBER.safetensors   what was published: the newest is what the pointer names
+RUN/replay/                            the newest incarnation of each producer
+RUN/weights/EPOCH-NUMBER.safetensors   published weights; the pointer names the newest
 """
 
 import re
@@ -12,16 +12,17 @@ from m3pc.types import Pointer, RecoveredState, Version
 from replay.format import manifest
 from replay.store.store import read_producers
 
-REPLAY, WEIGHTS = "replay", "weights"  # folders of a run; the second is its pointer's name, too
+REPLAY, WEIGHTS = "replay", "weights"  # folders of a run; the second is also the pointer's name
 NAME = re.compile(r"([0-9]{1,19})-([0-9]{1,19})\.safetensors")
 
 
 def weights_path(version: Version) -> Path:
-    """Of published weights, in their run."""
+    """The file of a published version, relative to its run."""
     return Path(WEIGHTS) / f"{version}.safetensors"
 
 
-def disk_floor(run: Path) -> RecoveredState:
+def recover_from_disk(run: Path) -> RecoveredState:
+    """Incarnations and pointer that the coordinator must not fall behind."""
     store = run / REPLAY
     producers = read_producers(store) if (store / manifest.NAME).exists() else {}
     newest = _newest_weights(run)

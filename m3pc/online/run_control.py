@@ -1,7 +1,7 @@
-"""What the driver of a run tells everybody, and what everybody may ask of it: two small files.
+"""How a running driver is watched and steered: two small files in the run's folder.
 
-RUN/status.json    by the driver, every few seconds
-RUN/wanted.json    by `m3pc scale` and `m3pc stop`, from any machine that sees the folder
+RUN/status.json    written by the driver every few seconds
+RUN/wanted.json    written by `m3pc scale` and `m3pc stop` on any machine that sees the folder
 """
 
 import fcntl
@@ -17,29 +17,34 @@ from m3pc.core.files import replace_file
 from m3pc.types import InputError
 
 STATUS, WANTED = "status.json", "wanted.json"
-MOST = 100_000  # actors
-FRESH = 60.0  # seconds in which a driver says something
+ACTOR_LIMIT = 100_000
+STATUS_SECONDS = 60.0  # a status that is older is not of a live driver
+IN_FILE = {"min_actors": "least", "max_actors": "most"}  # fields that wanted.json calls otherwise
+OF_FILE = {theirs: ours for ours, theirs in IN_FILE.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredState:
-    """How the fleet should be."""
+    """What users want the driver to do. None: as the settings say."""
 
-    actors: int | None = None  # None: as the settings say, or as autoscaling does
-    least: int | None = None  # bounds of autoscaling; None: as the settings say
-    most: int | None = None
+    actors: int | None = None  # a fixed number, without autoscaling
+    min_actors: int | None = None  # bounds of autoscaling
+    max_actors: int | None = None
     stop: bool = False
 
     def __post_init__(self) -> None:
-        if self.actors is not None and not 0 <= self.actors <= MOST:
-            raise InputError(f"{self.actors} actors are wanted; give 0 to {MOST}")
-        if (self.least is None) != (self.most is None):
-            raise InputError(f"bounds are {self.least} and {self.most}; give both or none")
-        least, most = (1 if bound is None else bound for bound in (self.least, self.most))
-        if not 1 <= least <= most <= MOST:
+        if self.actors is not None and not 0 <= self.actors <= ACTOR_LIMIT:
+            raise InputError(f"{self.actors} actors are wanted; give 0 to {ACTOR_LIMIT}")
+        if (self.min_actors is None) != (self.max_actors is None):
             raise InputError(
-                f"between {self.least} and {self.most} actors are wanted; give two numbers from 1 "
-                f"to {MOST}, the lower one first"
+                f"bounds are {self.min_actors} and {self.max_actors}; give both or none"
+            )
+        if self.min_actors is None or self.max_actors is None:
+            return
+        if not 1 <= self.min_actors <= self.max_actors <= ACTOR_LIMIT:
+            raise InputError(
+                f"between {self.min_actors} and {self.max_actors} actors are wanted; give two "
+                f"numbers from 1 to {ACTOR_LIMIT}, the lower one first"
             )
 
 
@@ -47,58 +52,61 @@ def request(
     run: Path,
     *,
     actors: int | None = None,
-    between: tuple[int, int] | None = None,
+    bounds: tuple[int, int] | None = None,
     stop: bool | None = None,
 ) -> DesiredState:
-    """Change what is wanted; what is not named stays. A number of actors ends autoscaling, bounds
-    begin it."""
-    now = read_desired_state(run)
+    """Change the desired state; what is not given stays. A number of actors ends autoscaling,
+    bounds begin it."""
+    state = read_desired_state(run)
     if actors is not None:
-        now = replace(now, actors=actors, least=None, most=None)
-    if between is not None:
-        now = replace(now, actors=None, least=between[0], most=between[1])
+        state = replace(state, actors=actors, min_actors=None, max_actors=None)
+    if bounds is not None:
+        state = replace(state, actors=None, min_actors=bounds[0], max_actors=bounds[1])
     if stop is not None:
-        now = replace(now, stop=stop)
-    replace_file(run / WANTED, json.dumps(asdict(now)).encode())
-    return now
+        state = replace(state, stop=stop)
+    fields = {IN_FILE.get(name, name): value for name, value in asdict(state).items()}
+    replace_file(run / WANTED, json.dumps(fields).encode())
+    return state
 
 
 def read_desired_state(run: Path) -> DesiredState:
+    """What `request` wrote; the defaults before the first request."""
     try:
-        return DesiredState(**json.loads((run / WANTED).read_text(encoding="utf-8")))
+        fields = json.loads((run / WANTED).read_text(encoding="utf-8"))
+        return DesiredState(**{OF_FILE.get(name, name): x for name, x in fields.items()})
     except FileNotFoundError:
         return DesiredState()
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{run / WANTED} cannot be read: {error}; remove it") from None
 
 
 def write_status(run: Path, status: Mapping[str, Any]) -> None:
-    """For people, and not worth waiting for the disk: whole or absent, perhaps old."""
+    """Replace the status, without waiting for the disk: after a power loss it may be old."""
     aside = run / f".{STATUS}.new"
     aside.write_text(json.dumps({"time": time.time(), **status}), encoding="utf-8")
     aside.replace(run / STATUS)
 
 
 def read_status(run: Path) -> dict[str, Any]:
-    """What the driver said last, and whether a process works on the run (`driven`)."""
+    """The driver's last status, and `driven`: whether a process works on the run."""
     try:
-        found: Any = json.loads((run / STATUS).read_text(encoding="utf-8"))
-        assert isinstance(found, dict)
+        status: Any = json.loads((run / STATUS).read_text(encoding="utf-8"))
+        assert isinstance(status, dict)
     except FileNotFoundError:
-        found = {}
+        status = {}
     except (OSError, ValueError, AssertionError) as error:
         raise InputError(f"{run / STATUS} cannot be read: {error}; remove it") from None
-    return {**found, "driven": is_driven(run)}
+    return {**status, "driven": is_driven(run)}
 
 
-def has_driver(found: Mapping[str, Any]) -> bool:
-    """Whether what was told is of a driver that lives: one process in lock-step tells nothing."""
-    silent: float = abs(time.time() - found.get("time", 0.0))
-    return bool(found["driven"]) and silent < FRESH
+def has_driver(status: Mapping[str, Any]) -> bool:
+    """Whether the status is of a live driver; a lock-step run has none and writes no status."""
+    age: float = abs(time.time() - status.get("time", 0.0))
+    return bool(status["driven"]) and age < STATUS_SECONDS
 
 
 def is_driven(run: Path) -> bool:
-    """Whether a process on this machine, or on one that shares its locks, works on the run."""
+    """Whether a process on this machine, or on one that shares its file locks, works on the run."""
     try:
         descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:

@@ -1,12 +1,12 @@
-"""The folder of an online run: all that any process of it, on any machine, needs to know.
+"""The folder of an online run, in which its processes on any machine find what they need.
 
 RUN/run.json       what it started from: data, environment
 RUN/config.yaml    the settings
 RUN/checkpoints/   of the learner, by update
-RUN/offline/       the weights that it started from: checkpoint 0 goes when newer ones come
-RUN/replay/        the episodes that were collected
-RUN/weights/       the versions that were published
-RUN/metrics.jsonl  a line a report; TensorBoard's events beside it
+RUN/offline/       the weights that it started from; checkpoint 0 is deleted in time
+RUN/replay/        the collected episodes
+RUN/weights/       the published versions
+RUN/metrics.jsonl  one line per report; TensorBoard's event files are beside it
 """
 
 import json
@@ -32,7 +32,7 @@ from replay.format.manifest import Header
 from replay.store.store import Store
 
 FORMAT = 1
-FACTS, SETTINGS, CHECKPOINTS, OFFLINE = "run.json", "config.yaml", "checkpoints", "offline"
+INFO, SETTINGS, CHECKPOINTS, OFFLINE = "run.json", "config.yaml", "checkpoints", "offline"
 IN_FILE = {"max_episode_steps": "horizon"}  # fields that run.json calls otherwise
 OF_FILE = {theirs: ours for ours, theirs in IN_FILE.items()}
 
@@ -49,14 +49,14 @@ class RunInfo:
     states: int
     actions: int
     max_episode_steps: int
-    split_seed: int  # by which pretraining told what it learned from and what was held out
-    source: str  # digest of the weights at the start
+    split_seed: int  # with which pretraining chose the held-out episodes
+    source: str  # digest of the initial weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineRun:
     path: Path
-    facts: RunInfo
+    info: RunInfo
     config: Config
 
     @property
@@ -74,39 +74,39 @@ class OnlineRun:
     @property
     def header(self) -> Header:
         """Of the store that the run collects into."""
-        facts = self.facts
+        info = self.info
         return Header(
-            states=facts.states,
-            actions=facts.actions,
-            max_episode_steps=facts.max_episode_steps,
-            env=facts.env,
-            source={"kind": "run", "id": facts.id},
+            states=info.states,
+            actions=info.actions,
+            max_episode_steps=info.max_episode_steps,
+            env=info.env,
+            source={"kind": "run", "id": info.id},
         )
 
-    def receipts(self, slot: int) -> Path:
-        """Where an actor lists what the store acknowledged."""
+    def ack_log(self, slot: int) -> Path:
+        """Where the actor in a slot lists the episodes that the store acknowledged."""
         return self.path / "receipts" / f"{slot}.jsonl"
 
-    def logged(self) -> Store:
+    def logged_store(self) -> Store:
         """The episodes that pretraining learned from."""
-        store = Store(self.facts.data)
-        if store.checksum != self.facts.checksum:
+        store = Store(self.info.data)
+        if store.checksum != self.info.checksum:
             raise InputError(
                 f"{store.path} has checksum {store.checksum[:16]}, {self.path} was started on "
-                f"{self.facts.checksum[:16]}; give the same data"
+                f"{self.info.checksum[:16]}; give the same data"
             )
         return store
 
 
-def start(source: Checkpoint, data: Store, env_id: str, config: Config, out: Path) -> None:
-    """A new run at `out`, with checkpoint 0: from here on it can be resumed."""
+def create_run(source: Checkpoint, data: Store, env_id: str, config: Config, out: Path) -> None:
+    """Make a run at `out` with a checkpoint of the initial weights, ready to be resumed."""
     if out.exists():
         raise InputError(f"{out} exists already; go on with `m3pc resume`, or give another --out")
     weights = source.weights
     _check(weights, data, env_id, config)
     prepare_compute(config.compute)
     learner = OnlineLearner(weights, source.training, config)
-    facts = RunInfo(
+    info = RunInfo(
         format=FORMAT,
         id=uuid4().hex[:12],
         data=str(data.path.resolve()),
@@ -120,34 +120,35 @@ def start(source: Checkpoint, data: Store, env_id: str, config: Config, out: Pat
     )
     with staged_directory(out) as stage:
         (stage / SETTINGS).write_text(dump(config), encoding="utf-8")
-        with durable_file(stage / FACTS) as file:
-            written = {IN_FILE.get(name, name): value for name, value in asdict(facts).items()}
-            file.write(json.dumps(written, indent=1).encode())
+        with durable_file(stage / INFO) as file:
+            fields = {IN_FILE.get(name, name): value for name, value in asdict(info).items()}
+            file.write(json.dumps(fields, indent=1).encode())
         (stage / CHECKPOINTS).mkdir()
-        first = learner.weights(0, envelope=weights.envelope)
+        initial = learner.weights(0, envelope=weights.envelope)
         progress = {"updates": 0, "steps": 0, "episodes": 0}
-        checkpoint.write(stage / OFFLINE, first, {}, progress)
+        checkpoint.write(stage / OFFLINE, initial, {}, progress)
         checkpoint.write_next(
-            stage / CHECKPOINTS, first, learner.state(), progress, number=0, keep=1
+            stage / CHECKPOINTS, initial, learner.state(), progress, number=0, keep=1
         )
 
 
 def open_run(path: Path) -> OnlineRun:
+    """The run in a folder that `create_run` made."""
     try:
-        found: Any = json.loads((path / FACTS).read_text(encoding="utf-8"))
-        facts = RunInfo(**{OF_FILE.get(name, name): value for name, value in found.items()})
+        fields: Any = json.loads((path / INFO).read_text(encoding="utf-8"))
+        info = RunInfo(**{OF_FILE.get(name, name): value for name, value in fields.items()})
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InputError(
-            f"{path} is not an online run: {FACTS} cannot be read ({error}); give the folder that "
+            f"{path} is not an online run: {INFO} cannot be read ({error}); give the folder that "
             "m3pc finetune made"
         ) from None
-    if facts.format != FORMAT:
-        raise InputError(f"{path} has format {facts.format!r}; this version reads {FORMAT}")
-    return OnlineRun(path=path, facts=facts, config=load(path / SETTINGS))
+    if info.format != FORMAT:
+        raise InputError(f"{path} has format {info.format!r}; this version reads {FORMAT}")
+    return OnlineRun(path=path, info=info, config=load(path / SETTINGS))
 
 
 def _check(weights: Weights, data: Store, env_id: str, config: Config) -> None:
-    """Whether all fit together, before anything is made."""
+    """Refuse weights, data, environment and settings that do not fit together."""
     trained = weights.config
     for name in ("model", "returns", "normaliser", "dataset"):
         if getattr(config, name) != getattr(trained, name):
@@ -160,7 +161,7 @@ def _check(weights: Weights, data: Store, env_id: str, config: Config) -> None:
     with closing(make(env_id)) as env:
         spaces = [space.shape for space in (env.observation_space, env.action_space)]
         limit = step_limit(env)
-    found = {
+    sizes_of = {
         f"environment {env_id}": (*spaces, limit),
         f"data {data.path}": (
             (data.header.states,),
@@ -169,7 +170,7 @@ def _check(weights: Weights, data: Store, env_id: str, config: Config) -> None:
         ),
     }
     expected = ((weights.state_size,), (weights.action_size,), weights.max_episode_steps)
-    for what, sizes in found.items():
+    for what, sizes in sizes_of.items():
         if sizes != expected:
             raise InputError(
                 f"{what} has states, actions and step limit {sizes}, the checkpoint {expected}; "

@@ -1,43 +1,43 @@
-"""How old the policies were that collected what is learnt from."""
+"""Staleness of collected episodes: updates done since the weights that collected them."""
 
 from collections.abc import Iterable
+from weakref import WeakSet
 
 from m3pc.telemetry.catalogue import STALENESS
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Version
 from replay.format.segment import Segment
-from replay.sampling.sampler import SegmentCache, per_segment
 
 
 class Staleness:
-    """Counts each collected episode once, when the learner sees it for the first time."""
+    """Records each collected episode once, when the learner sees it for the first time."""
 
     def __init__(self, recorder: Recorder, before: Iterable[Segment]) -> None:
-        """What came `before` this learner started is not counted again."""
-        self._recorder, self._updates = recorder, 0
-        self._seen: dict[tuple[int, int], int] = {}  # the last sequence, by slot and incarnation
-        self._known: SegmentCache[int] = {}
+        """Episodes that arrived `before` this learner started are not recorded again."""
+        self._recorder = recorder
+        self._last: dict[tuple[int, int], int] = {}  # sequence, by slot and incarnation
+        self._known: WeakSet[Segment] = WeakSet()
         for segment in before:
-            self._new(segment)
+            self._new_versions(segment)
 
     def poll(self, segments: Iterable[Segment], updates: int) -> None:
-        self._updates = updates
-        self._known = per_segment(tuple(segments), self._known, self._count)
+        """Record the episodes that are new in these segments, after `updates` updates."""
+        for segment in segments:
+            if segment in self._known:
+                continue
+            self._known.add(segment)
+            for version in self._new_versions(segment):
+                if version >= 0:
+                    ahead = updates - Version.unpacked(version).number
+                    self._recorder.observe(STALENESS, max(ahead, 0))
 
-    def _count(self, segment: Segment) -> int:
-        versions = [version for version in self._new(segment) if version >= 0]
-        for version in versions:
-            ahead = self._updates - Version.unpacked(version).number
-            self._recorder.observe(STALENESS, max(ahead, 0))
-        return len(versions)
-
-    def _new(self, segment: Segment) -> list[int]:
-        """Versions of the episodes that were in no segment before: logs become segments."""
-        assert segment.keys is not None, "what is collected has producers"
-        found = []
+    def _new_versions(self, segment: Segment) -> list[int]:
+        """Of the episodes that no earlier segment had: those of a log return in a segment."""
+        assert segment.keys is not None, "collected episodes have producers"
+        versions = []
         for key, version in zip(segment.keys.tolist(), segment.versions.tolist(), strict=True):
             slot, incarnation, sequence = key
-            if sequence > self._seen.get((slot, incarnation), -1):
-                self._seen[slot, incarnation] = sequence
-                found.append(version)
-        return found
+            if sequence > self._last.get((slot, incarnation), -1):
+                self._last[slot, incarnation] = sequence
+                versions.append(version)
+        return versions

@@ -1,11 +1,10 @@
-"""The learner of a run with what it learns from: views of two stores, updates, checkpoints."""
+"""An online run's learner with its data: views of two stores, updates, checkpoints."""
 
 import dataclasses
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from learner.divergence_guard import DivergenceGuard
 from learner.online import OnlineLearner
 from learner.process_group import ProcessGroup
 from m3pc.config.overrides import replace
-from m3pc.core.returns import ReturnRule, returns_to_go
+from m3pc.core.returns import ReturnRule
 from m3pc.core.rng import CRITIC_BATCH, MEASURED_BATCH
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import Checkpoint
@@ -29,16 +28,16 @@ from m3pc.telemetry.catalogue import (
     CHECKPOINT_BYTES,
     CHECKPOINT_FAILURES,
     CHECKPOINT_SECONDS,
+    CHECKPOINTS_PASSED_OVER,
     COLLECTED_SHARE,
     CRITIC_UPDATES,
     ENTROPY,
-    GRADIENT,
+    GRADIENT_NORM,
     LAST_CHECKPOINT,
     LAST_UPDATE,
     LEARNER_WAIT,
     LOSS,
-    NONFINITE,
-    PASSED_OVER,
+    NONFINITE_UPDATES,
     ROLLBACKS,
     UPDATE_SECONDS,
     UPDATES_DONE,
@@ -46,12 +45,11 @@ from m3pc.telemetry.catalogue import (
 )
 from m3pc.telemetry.recorder import Recorder
 from m3pc.training.dataset import envelope, split
-from m3pc.types import DivergedError, Floats, InputError, TransitionBatch, WindowBatch
-from replay.format.segment import Segment
+from m3pc.types import DivergedError, Floats, InputError, TransitionBatch, Version, WindowBatch
 from replay.sampling.buffers import trajectory_buffer, transition_buffers
 from replay.sampling.mixture import Mixture, MixtureSource
-from replay.sampling.sampler import SegmentCache, WindowBatchBuilder, per_segment
-from replay.sampling.selectors import weights as selected
+from replay.sampling.sampler import WindowBatchBuilder
+from replay.sampling.selectors import episode_weights
 from replay.sampling.transitions import TransitionBatchBuilder
 from replay.store.store import Store
 from replay.store.view import FirstEpisodes, JoinedView, StoreView, drawable
@@ -60,7 +58,8 @@ log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """At some number of updates of a run. What was collected is seen as of the last `refresh`."""
+    """The state of a run after `updates` updates. It sees the episodes collected up to the last
+    `refresh`."""
 
     def __init__(
         self,
@@ -68,58 +67,56 @@ class Trainer:
         *,
         group: ProcessGroup | None = None,
         recorder: Recorder | None = None,
-        visible: Callable[[], int] | None = None,
+        visible_episodes: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Goes on from the newest whole checkpoint. `visible` says how many of the collected
-        episodes may be learnt from; without it, all that are there."""
+        """Continues from the newest complete checkpoint. `visible_episodes` says how many of the
+        collected episodes may be sampled; without it, all of them."""
         self.run, self.config, self._clock = run, run.config, clock
         self.recorder = recorder or Recorder()
         prepare_compute(self.config.compute)
-        last = checkpoint.newest(run.checkpoints)
+        last = checkpoint.read_newest(run.checkpoints)
         self._group = group or ProcessGroup()
         self.learner = OnlineLearner(last.weights, {}, self.config, self._group)
         self.learner.restore(last.weights, last.training)
-        self.recorder.add(PASSED_OVER, last.passed_over)
+        self.recorder.add(CHECKPOINTS_PASSED_OVER, last.passed_over)
         self.updates, self.progress = _updates(last), dict(last.progress)
-        self.left_out = int(last.progress.get("left_out", 0))
-        self._health = DivergenceGuard(
+        self.skipped = int(last.progress.get("left_out", 0))
+        self._guard = DivergenceGuard(
             last.progress.get("bad", ()), int(last.progress.get("rollbacks", 0))
         )
         self._collected = Store(run.replay)
-        view: StoreView = (
-            self._collected if visible is None else FirstEpisodes(self._collected, visible)
-        )
-        self._build(run.logged(), view)
-        self._returns: SegmentCache[Floats] = {}
+        view: StoreView = self._collected
+        if visible_episodes is not None:
+            view = FirstEpisodes(view, visible_episodes)
+        self._build(run.logged_store(), view)
         self._envelope = self._upper_envelope()
-        self._staleness = Staleness(self.recorder, self._joined.second.segments)
+        self._staleness = Staleness(self.recorder, self._joined.online.segments)
 
     def _build(self, logged: Store, collected: StoreView) -> None:
         config = self.config
-        as_pretrained = replace(config, {"seed": self.run.facts.split_seed})
-        train, _ = split(logged, as_pretrained)
-        self._rule = ReturnRule.of(config.returns, self.run.facts.max_episode_steps)
+        train, _ = split(logged, replace(config, {"seed": self.run.info.split_seed}))
+        self._rule = ReturnRule.of(config.returns, self.run.info.max_episode_steps)
         self._buffer = trajectory_buffer(
             logged,
             collected,
             config.replay,
-            minimum=config.dataset.min_length,
+            min_length=config.dataset.min_length,
             seed=config.seed,
             train=train,
         )
-        self._pieces: Mixture[WindowBatch[NDArray[Any]]] = Mixture(
+        self.windows: Mixture[WindowBatch[NDArray[Any]]] = Mixture(
             [self._buffer],
             WindowBatchBuilder(config.model.window, self._rule),
             batch=config.online.batch,
             seed=config.seed,
         )
-        self._transitions = self._mixture(
+        self.transitions = self._mixture(
             transition_buffers(logged, collected, config.replay, train=train), CRITIC_BATCH
         )
 
     def _mixture(
-        self, sources: Sequence[MixtureSource], purpose: int
+        self, sources: Sequence[MixtureSource[Any]], purpose: int
     ) -> Mixture[TransitionBatch[NDArray[Any]]]:
         config = self.config
         return Mixture(
@@ -130,80 +127,74 @@ class Trainer:
             purpose=purpose,
         )
 
-    def collected(self) -> int:
-        """How many episodes have been collected by now, seen or not."""
-        self._collected = self._collected.later()
+    def count_collected(self) -> int:
+        """How many episodes have been collected by now, also those after the last `refresh`."""
+        self._collected = self._collected.latest()
         return len(self._collected.lengths)
 
-    def seen(self) -> int:
-        """A number that stays the same only while the same updates were done and the same episodes
-        may be drawn."""
-        found = zlib.crc32(str(self.updates).encode())
-        for source in (*self._pieces.sources, *self._transitions.sources):
+    def fingerprint(self) -> int:
+        """A checksum of the number of updates and of the episodes that may be sampled: learners
+        that share batches compare it."""
+        checksum = zlib.crc32(str(self.updates).encode())
+        for source in (*self.windows.sources, *self.transitions.sources):
             chosen = drawable(source.view)
-            found = zlib.crc32(source.view.lengths[chosen].tobytes(), found)
-            found = zlib.crc32(source.view.episode_returns[chosen].tobytes(), found)
-        return found
+            checksum = zlib.crc32(source.view.lengths[chosen].tobytes(), checksum)
+            checksum = zlib.crc32(source.view.episode_returns[chosen].tobytes(), checksum)
+        return checksum
 
     def refresh(self) -> None:
-        """See what was collected since."""
-        self._pieces, self._transitions = self._pieces.later(), self._transitions.later()
+        """See the episodes collected since the last call."""
+        self.windows, self.transitions = self.windows.latest(), self.transitions.latest()
         self._envelope = self._upper_envelope()
-        self._staleness.poll(self._joined.second.segments, self.updates)
+        self._staleness.poll(self._joined.online.segments, self.updates)
 
     def update(self) -> dict[str, float]:
-        """The next update. One that is not finite is left out: its numbers are empty."""
-        number, critic = self.updates, self.config.online.critic_updates
-        start = self._clock()
-        batches = map(self._transition_batch, range(number * critic, (number + 1) * critic))
+        """The next update: sample, learn, record. One whose loss or gradient is not finite is
+        skipped and returns no numbers."""
+        number, start = self.updates, self._clock()
+        # Batches are functions of their numbers; the critic has several in each update.
+        first = number * self.config.online.critic_updates
+        windows = self.windows.batch(number)
+        transitions = [
+            self.transitions.batch(first + k) for k in range(self.config.online.critic_updates)
+        ]
+        self.recorder.add(LEARNER_WAIT, self._clock() - start, "batch")
         try:
-            numbers = self.learner.update(number, self._piece_batch(number), batches)
+            numbers = self.learner.update(number, windows, transitions)
         except DivergedError as error:
-            self._leave_out(number, error)
+            self._skip(number, error)
             numbers = {}
         self.updates += 1
         self._record(numbers, self._clock() - start)
         return numbers
 
-    def _piece_batch(self, number: int) -> WindowBatch[NDArray[Any]]:
-        with self._waiting_for("batch"):
-            return self._pieces.batch(number)
-
-    def _transition_batch(self, number: int) -> TransitionBatch[NDArray[Any]]:
-        with self._waiting_for("batch"):
-            return self._transitions.batch(number)
-
-    @contextmanager
-    def _waiting_for(self, what: str) -> Iterator[None]:
-        start = self._clock()
-        yield
-        self.recorder.add(LEARNER_WAIT, self._clock() - start, what)
-
-    def measure(self) -> None:
-        """The critic beside what was seen, on steps that were collected, if any were."""
-        source = self._transitions.sources[1]
+    def record_values(self) -> None:
+        """V and Q beside the observed returns, on collected steps, if there are any."""
+        source = self.transitions.source("online")
         if source.view.lengths[drawable(source.view)].any():
-            alone = self._mixture([dataclasses.replace(source, after=0)], MEASURED_BATCH)
-            found = measure_critic(self.learner.critic.critic, [alone.batch(self.updates)])
+            collected = self._mixture([dataclasses.replace(source, min_steps=0)], MEASURED_BATCH)
+            means = measure_critic(self.learner.critic.critic, [collected.batch(self.updates)])
             for name in VALUES.values:
-                self.recorder.set(VALUES, found[f"{name}_mean"], name)
+                self.recorder.set(VALUES, means[f"{name}_mean"], name)
 
-    def weights(self, version: int) -> Weights:
-        return self.learner.weights(version, envelope=self._envelope)
+    def weights(self, epoch: int = 0) -> Weights:
+        """A copy as it is now; `epoch` is that of the learner that publishes it, else 0."""
+        version = Version(epoch=epoch, number=self.updates)
+        return self.learner.weights(version.packed, envelope=self._envelope)
 
     def save(self, **progress: int) -> None:
-        """A checkpoint; `progress` is what the caller counts."""
+        """Write a checkpoint, with the caller's own counts in `progress`."""
         start = self._clock()
         self.progress |= progress | {
             "updates": self.updates,
-            "left_out": self.left_out,
-            "bad": self._health.recent,
-            "rollbacks": self._health.rollbacks,
+            "left_out": self.skipped,
+            "bad": self._guard.recent,
+            "rollbacks": self._guard.rollbacks,
         }
         try:
             path = checkpoint.write_next(
                 self.run.checkpoints,
-                self.weights(self.updates),
+                self.weights(),
                 self.learner.state(),
                 self.progress,
                 number=self.updates,
@@ -218,55 +209,51 @@ class Trainer:
         self.recorder.observe(CHECKPOINT_SECONDS, seconds)
         self.recorder.add(LEARNER_WAIT, seconds, "disk")
 
-    def _leave_out(self, number: int, error: DivergedError) -> None:
+    def _skip(self, number: int, error: DivergedError) -> None:
+        """Count an update that was not finite; after too many, return to the last checkpoint."""
         log.warning("event=update-left-out number=%d reason=%s", number, error)
-        self.left_out += 1
-        self.recorder.add(NONFINITE)
-        if self._health.skipped(number):
-            self._health.rolled_back()
-            last = checkpoint.newest(self.run.checkpoints)
-            # The count goes on: the same batches would lead to the same place.
+        self.skipped += 1
+        self.recorder.add(NONFINITE_UPDATES)
+        if self._guard.skip(number):
+            self._guard.roll_back()
+            last = checkpoint.read_newest(self.run.checkpoints)
+            # The count of updates goes on: the same batches would diverge again.
             self.learner.restore(last.weights, last.training)
-            self._group.barrier()  # or the first might replace what others still read
+            self._group.barrier()  # before the first learner replaces what others still read
             self.recorder.add(ROLLBACKS)
             log.warning("event=rolled-back to=%d at=%d", _updates(last), number)
 
     def _record(self, numbers: dict[str, float], seconds: float) -> None:
-        record = self.recorder
-        record.add(UPDATES_DONE)
-        record.add(CRITIC_UPDATES, self.config.online.critic_updates)
-        record.observe(UPDATE_SECONDS, seconds)
-        record.set(LAST_UPDATE, time.time())
+        recorder = self.recorder
+        recorder.add(UPDATES_DONE)
+        recorder.add(CRITIC_UPDATES, self.config.online.critic_updates)
+        recorder.observe(UPDATE_SECONDS, seconds)
+        recorder.set(LAST_UPDATE, time.time())
         for name in LOSS.values:
             if name in numbers:
-                record.set(LOSS, numbers[name], name)
-        for metric, name in ((ENTROPY, "entropy"), (ALPHA, "alpha"), (GRADIENT, "gradient")):
+                recorder.set(LOSS, numbers[name], name)
+        for metric, name in ((ENTROPY, "entropy"), (ALPHA, "alpha"), (GRADIENT_NORM, "gradient")):
             if name in numbers:
-                record.set(metric, numbers[name])
+                recorder.set(metric, numbers[name])
 
     def _upper_envelope(self) -> Floats:
-        """Best return at each step over the episodes that the model learns from."""
+        """The best return at each step over the episodes that the model learns from: [H]."""
         view = self._joined
-        self._returns = per_segment(view.segments, self._returns, self._segment_returns)
-        chosen = selected(view, self._buffer.selection, length=self.config.model.window)
-        collected = chosen[len(view.first.lengths) :]
+        chosen = episode_weights(view, self._buffer.selector, length=self.config.model.window)
+        collected = chosen[len(view.offline.lengths) :]
         self.recorder.set(COLLECTED_SHARE, float(collected.sum() / max(chosen.sum(), 1)))
         return envelope(
             view,
-            [self._returns[id(segment)][1] for segment in view.segments],
+            [segment.returns(self._rule) for segment in view.segments],
             np.flatnonzero(chosen),
-            self.run.facts.max_episode_steps,
+            self.run.info.max_episode_steps,
         )
 
     @property
     def _joined(self) -> JoinedView:
         """The logged episodes, then the collected ones."""
-        view = self._pieces.sources[0].view
-        assert isinstance(view, JoinedView)
+        view: JoinedView = self.windows.source(self._buffer.name).view
         return view
-
-    def _segment_returns(self, segment: Segment) -> Floats:
-        return returns_to_go(segment.rewards, segment.lengths, self._rule)
 
 
 def _updates(last: Checkpoint) -> int:

@@ -4,24 +4,24 @@ import logging
 import os
 import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from m3pc.core.token_file import MODE, PATH, TOKEN, make_token, require_token_mode
 from m3pc.types import InputError
 
-# The only address with which Ray listens on loopback alone: it takes any other, 127.0.0.2 too, for
-# one by which other machines come. Where it knows clusters, it replaces this one by an address that
-# others can reach, so it is told that this machine cannot be in one.
+# The only node address with which Ray listens on loopback alone: it treats any other, 127.0.0.2
+# too, as one that other machines use. Where clusters are enabled, Ray even replaces this address by
+# one that others can reach, so clusters are disabled for this process.
 LOOPBACK, LOCAL_NAMES = "127.0.0.1", ("127.0.0.1", "localhost")
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 CONNECT_SECONDS = 5.0
 CLIENT, CLIENT_TRIES = "ray://", 3
-OBJECT_STORE = 256 << 20  # bytes; what lasts is in files, and messages are small
-# What a user has set stays.
+OBJECT_STORE = 256 << 20  # bytes; data is kept in files, and messages are small
+# Defaults: variables that the user has set win.
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "1000",
@@ -29,7 +29,7 @@ SETTINGS = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "10",
     "RAY_worker_num_grpc_internal_threads": "1",
-    "RAY_prestart_worker_first_driver": "0",  # one a CPU, which most of a private cluster's are not
+    "RAY_prestart_worker_first_driver": "0",  # else one for each logical CPU
     "RAY_ROTATION_MAX_BYTES": "20000000",
     "RAY_ROTATION_BACKUP_COUNT": "2",
     "RAY_memory_usage_threshold": "0.95",
@@ -38,9 +38,9 @@ SETTINGS = {
 log = logging.getLogger(__name__)
 
 
-def prepare(address: str | None) -> None:
-    """Before Ray is imported: it reads its settings then. Nobody comes into a cluster of our own
-    without its token; into one that is joined, as the user says."""
+def prepare_environment(address: str | None) -> None:
+    """Call it before Ray is imported, which reads its settings then. A private cluster always
+    requires its token; for a cluster that is joined, the user's settings decide."""
     if address is None:
         require_token_mode(os.environ, "unset it: a private cluster has a token of its own")
     own = {MODE: "token"} if address is None or PATH in os.environ else {}
@@ -57,16 +57,20 @@ def connected(
     gpus: int | None = None,
     logs: Path | None = None,
 ) -> Iterator[None]:
-    """Connect for as long as the block runs. Without an address: to a cluster of its own, which
-    only holders of its token can use and which ends with the block; what its processes logged is
-    in the folder `logs` then."""
-    prepare(address)
+    """Connect to Ray for as long as the block runs. Without an address: start a private cluster,
+    which requires a token and ends with the block; the logs of its processes are copied to the
+    folder `logs`."""
+    prepare_environment(address)
     if address is not None:
         _require_listener(address)
         with _session(address=address, namespace=namespace):
             yield
         return
-    with _private_folder() as folder, _token(folder / "token"):
+    # A short name: the paths of Ray's sockets in it are limited to 107 bytes. Its mode is 0700.
+    with (
+        TemporaryDirectory(prefix="m3pc-", dir="/tmp", ignore_cleanup_errors=True) as name,
+        _token((folder := Path(name)) / "token"),
+    ):
         options = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": OBJECT_STORE}
         place = {"_node_ip_address": LOOPBACK, "_temp_dir": str(folder / "r")}
         own: dict[str, Any] = {"address": "local", "include_dashboard": False, **options, **place}
@@ -86,8 +90,8 @@ def _session(**options: Any) -> Iterator[None]:
 
 
 def _connect(**options: Any) -> None:
-    """Through Ray's client in several tries: sometimes its server cannot start the process that
-    serves a new client, and says so after half a minute."""
+    """By ray:// in several tries: sometimes Ray's client server cannot start the process that
+    serves a new client, and fails after half a minute."""
     import ray
 
     address = options["address"]
@@ -103,10 +107,10 @@ def _connect(**options: Any) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Fail at once; Ray itself would try for minutes."""
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
     if not (host and port.isdecimal()):
-        return  # "auto", which Ray finds or not at once
+        return  # "auto", which Ray resolves or refuses at once
     try:
         socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
     except OSError as error:
@@ -121,22 +125,12 @@ def _no_connection(address: str, error: Exception) -> str:
 
 
 @contextmanager
-def _private_folder() -> Iterator[Path]:
-    """With a short name: Ray puts sockets into it, whose paths may have 107 bytes."""
-    folder = Path(tempfile.mkdtemp(prefix="m3pc-", dir="/tmp"))  # made for its owner alone
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
 def _kept_logs(ray_folder: Path, to: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        found = (ray_folder / "session_latest" / "logs").glob("worker-*.err")
-        written = [path for path in found if path.stat().st_size] if to else []
+        logs = (ray_folder / "session_latest" / "logs").glob("worker-*.err")
+        written = [path for path in logs if path.stat().st_size] if to else []
         if to and written:
             shutil.rmtree(to, ignore_errors=True)
             to.mkdir()
@@ -146,7 +140,7 @@ def _kept_logs(ray_folder: Path, to: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _token(path: Path) -> Iterator[None]:
-    """Token authentication for the processes of this block, by a token of their own."""
+    """Token authentication, with a new token, for processes that start within the block."""
     make_token(path)
     before = {name: os.environ.pop(name) for name in (PATH, TOKEN) if name in os.environ}
     os.environ[PATH] = str(path)
@@ -159,18 +153,18 @@ def _token(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _loopback_only(address: str) -> Iterator[None]:
-    """For a cluster of our own, and for one that listens on loopback alone."""
+    """Disable Ray's clusters while connecting to a private or a loopback address."""
     from ray._private import ray_constants
 
     constants: Any = ray_constants
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     local = named == "local" or named.rpartition(":")[0] in LOCAL_NAMES
-    # For this process, which has read its variables before.
+    # For this process, whose Ray has read its variables already.
     constants.ENABLE_RAY_CLUSTER = not local and constants.env_bool(
         constants.ENABLE_RAY_CLUSTERS_ENV_VAR, not constants.IS_WINDOWS_OR_OSX
     )
     before = {name: os.environ.get(name) for name in LOOPBACK_ONLY}
-    os.environ.update(LOOPBACK_ONLY if local else {})  # for those that it starts
+    os.environ.update(LOOPBACK_ONLY if local else {})  # for the processes that it starts
     try:
         yield
     finally:
@@ -181,8 +175,8 @@ def _loopback_only(address: str) -> Iterator[None]:
 
 @contextmanager
 def _umask(mask: int) -> Iterator[None]:
-    """Whatever Ray makes is its owner's alone. It gives its own folders to everybody whatever the
-    mask is; those lie in one that nobody else may enter."""
+    """Files that Ray creates are readable by their owner only. Ray gives its own folders mode 0777
+    whatever the mask is; those lie in a folder of mode 0700."""
     before = os.umask(mask)
     try:
         yield

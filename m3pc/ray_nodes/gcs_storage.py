@@ -1,6 +1,8 @@
-"""Where Ray's GCS, which knows all nodes and actors, keeps what it knows: in Redis it outlives its
-process. Each start of a head has a namespace of its own: what an earlier cluster left there would
-otherwise come back to life in the next."""
+"""Redis as the storage of Ray's GCS (tables of nodes and actors), which so outlives its process.
+
+Each start of a head has a Redis namespace of its own, so that the next cluster does not restore the
+nodes and actors of an earlier one.
+"""
 
 import logging
 import secrets
@@ -24,6 +26,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsStore:
+    """The Redis of a head, and the namespace of this start."""
+
     host: str
     port: int
     user: str = ""
@@ -32,7 +36,7 @@ class GcsStore:
     namespace: str = ""
 
     def environment(self) -> dict[str, str]:
-        """The password only for whoever starts the GCS."""
+        """Variables for `ray_start`, which passes the password to the GCS alone."""
         scheme = "rediss" if self.encrypted else "redis"
         return {
             "RAY_REDIS_ADDRESS": f"{scheme}://{self.host}:{self.port}",
@@ -41,11 +45,11 @@ class GcsStore:
         }
 
     def arguments(self) -> list[str]:
-        """Of `ray start`."""
+        """Options of `ray start`."""
         return [f"--redis-username={self.user}"] if self.user else []
 
     def check(self) -> None:
-        """Ray itself would wait for minutes."""
+        """Fail at once if Redis does not answer; Ray itself would wait for minutes."""
         from redis.exceptions import RedisError
 
         try:
@@ -53,12 +57,13 @@ class GcsStore:
                 client.ping()
         except (RedisError, OSError) as error:
             raise InputError(
-                f"no Redis for Ray at {self.host}:{self.port}: {error}; start it, or mend --redis "
-                f"or {VARIABLE}; its port must not be Ray's own (6379 unless --port is given)"
+                f"no Redis for Ray at {self.host}:{self.port}: {error}; start it, or correct "
+                f"--redis or {VARIABLE}; its port must not be Ray's own (6379 unless --port is "
+                "given)"
             ) from None
 
-    def forget(self) -> None:
-        """Remove what a cluster that ended left in Redis; a Redis that is gone has nothing."""
+    def clear(self) -> None:
+        """Remove the data of a cluster that ended, if Redis answers."""
         from redis.exceptions import RedisError
 
         try:
@@ -86,8 +91,8 @@ class GcsStore:
         )
 
 
-def gcs_store(url: str) -> GcsStore:
-    """The URL stays out of messages: it may hold a password."""
+def parse_gcs_store(url: str) -> GcsStore:
+    """From a URL. Messages do not quote it, since it may hold a password."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -110,10 +115,10 @@ def gcs_store(url: str) -> GcsStore:
     )
 
 
-def remember(store: GcsStore, folder: Path) -> None:
-    """Note its namespace in the node's folder; what stands there from a head that was killed is
-    removed from Redis."""
-    note = folder / NAMESPACE
-    if note.exists() and (before := note.read_text().strip()):
-        replace(store, namespace=before).forget()
-    note.write_text(store.namespace)
+def record_namespace(store: GcsStore, folder: Path) -> None:
+    """Write its namespace into the node's folder. If a head that was killed left one there, its
+    data is removed from Redis."""
+    path = folder / NAMESPACE
+    if path.exists() and (before := path.read_text().strip()):
+        replace(store, namespace=before).clear()
+    path.write_text(store.namespace)

@@ -1,4 +1,4 @@
-"""A Ray node on this machine: what it is told to be, as a command and its environment."""
+"""The settings of a Ray node on this machine, as a command and its environment."""
 
 import ipaddress
 import json
@@ -18,11 +18,13 @@ from m3pc.ray_nodes.ports import LOCALHOST, NodePorts
 from m3pc.types import InputError
 
 ROLES = ("actor", "planner", "learner")
-ROOM = 1000  # of a role's resource: processes take a thousandth each, to say where they may be
-MARK = "M3PC_NODE"  # a variable of every process of a node, with its folder
-RAY = "r"  # Ray's own folder in that of the node: short, because sockets lie in it
+# Units of a role's resource that a node offers. A process takes a thousandth of one unit: the
+# resource only says where a process may run.
+ROLE_CAPACITY = 1000
+FOLDER_VARIABLE = "M3PC_NODE"  # names the node's folder in the environment of its processes
+RAY_FOLDER = "r"  # in the node's folder; short, because Ray's sockets lie in it
 # Ray's sockets lie under .../r/session_DATE_TIME_PID/sockets/ and their paths may have 107 bytes.
-LONGEST_FOLDER = 38
+MAX_FOLDER_BYTES = 38
 INSECURE = "--insecure-without-token"
 
 log = logging.getLogger(__name__)
@@ -30,38 +32,40 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    joins: str | None  # address of the head; None for a head
+    """A head, or a worker that joins one."""
+
+    head_address: str | None  # address of the head; None for a head
     ip: str
     ports: NodePorts
     folder: Path
-    token: Path | None  # its file; None where everybody may come in
+    token: Path | None  # file of the token; None: no authentication
     roles: Sequence[str] = ()
-    cpus: int | None = None  # as many as there are
+    cpus: int | None = None  # None: as many as there are
     gpus: int | None = None
     object_store: int = OBJECT_STORE  # bytes
-    store: GcsStore | None = None  # where the GCS of a head keeps what it knows
+    store: GcsStore | None = None  # of the GCS of a head; None: in its memory
 
     @property
     def is_head(self) -> bool:
-        return self.joins is None
+        return self.head_address is None
 
     @property
     def address(self) -> str:
         """Of the cluster."""
-        return self.joins or f"{self.ip}:{self.ports.of['gcs']}"
+        return self.head_address or f"{self.ip}:{self.ports.by_name['gcs']}"
 
     @property
     def dashboard(self) -> str:
-        return f"http://{LOCALHOST}:{self.ports.of['dashboard']}"
+        return f"http://{LOCALHOST}:{self.ports.by_name['dashboard']}"
 
     def command(self) -> list[str]:
         counts = {"--num-cpus": self.cpus, "--num-gpus": self.gpus}
-        offered = {f"m3pc_{role}": ROOM for role in self.roles}
+        offered = {f"m3pc_{role}": ROLE_CAPACITY for role in self.roles}
         return [
             *(sys.executable, "-P", "-m", "m3pc.ray_nodes.ray_start"),
             *(["--head", f"--dashboard-host={LOCALHOST}"] if self.is_head else []),
-            *([] if self.is_head else [f"--address={self.joins}"]),
-            *(f"--node-ip-address={self.ip}", f"--temp-dir={self.folder / RAY}"),
+            *([] if self.is_head else [f"--address={self.head_address}"]),
+            *(f"--node-ip-address={self.ip}", f"--temp-dir={self.folder / RAY_FOLDER}"),
             *self.ports.arguments(head=self.is_head),
             *(f"{option}={count}" for option, count in counts.items() if count is not None),
             *(f"--object-store-memory={self.object_store}", f"--resources={json.dumps(offered)}"),
@@ -70,24 +74,28 @@ class Node:
         ]
 
     def environment(self, outside: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What is set outside stays, but for all that says who may come in and where Redis is. A
-        job's `python` is this one."""
-        found = {**SETTINGS, **(os.environ if outside is None else outside)}
+        """The caller's environment without its settings of authentication and Redis, which are
+        this node's. The `python` of a job is the one that runs this."""
+        variables = {**SETTINGS, **(os.environ if outside is None else outside)}
         for name in (MODE, TOKEN, PATH, PASSWORD, VARIABLE, "RAY_REDIS_ADDRESS", "RAY_ADDRESS"):
-            found.pop(name, None)
-        path = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", os.defpath)])
-        found |= {"PATH": path, "PYTHONPATH": python_path(found)}
+            variables.pop(name, None)
+        path = os.pathsep.join(
+            [str(Path(sys.executable).parent), variables.get("PATH", os.defpath)]
+        )
+        variables |= {"PATH": path, "PYTHONPATH": python_path(variables)}
         entry = {MODE: "token", PATH: str(self.token)} if self.token else {MODE: "disabled"}
-        found |= {**entry, **self.ports.environment(), MARK: str(self.folder)}
+        variables |= {**entry, **self.ports.environment(), FOLDER_VARIABLE: str(self.folder)}
         if self.ip == LOCALHOST:
-            found |= LOOPBACK_ONLY
-        return found | (self.store.environment() if self.store else {})
+            variables |= LOOPBACK_ONLY
+        return variables | (self.store.environment() if self.store else {})
 
 
-def require_entry(environment: Mapping[str, str], *, insecure: bool) -> None:
-    """That nobody comes in without a token, unless told in so many words."""
+def require_authentication(environment: Mapping[str, str], *, insecure: bool) -> None:
+    """Refuse a node without token authentication unless `insecure` is set."""
     if insecure:
-        log.warning("event=without-token everybody-who-reaches-this-node=runs-commands-on-it")
+        log.warning(
+            'event=without-token detail="anyone who can reach this node can run code on it"'
+        )
         return
     require_token_mode(environment, f"unset it, or say {INSECURE}")
     if TOKEN in environment:
@@ -98,38 +106,38 @@ def require_entry(environment: Mapping[str, str], *, insecure: bool) -> None:
         )
 
 
-def check_ip(given: str, environment: Mapping[str, str]) -> str:
-    """An address of this machine, from a name or a number, with a warning where it is a public
-    one and what is said can be heard."""
+def check_ip(host: str, environment: Mapping[str, str]) -> str:
+    """The address of this machine that a name or number means. Log a warning if it is public and
+    the traffic is not encrypted."""
     try:
-        found = ipaddress.ip_address(socket.gethostbyname(given))
+        address = ipaddress.ip_address(socket.gethostbyname(host))
     except OSError as error:
         raise InputError(
-            f"--ip is {given!r}, which is no address: {error}; give one of this machine, or leave "
+            f"--ip is {host!r}, which is no address: {error}; give one of this machine, or leave "
             f"it out for {LOCALHOST}"
         ) from None
     with socket.socket() as probe:
         try:
-            probe.bind((str(found), 0))
+            probe.bind((str(address), 0))
         except OSError:
             raise InputError(
-                f"--ip is {given!r}, which is not an address of this machine; `hostname -I` "
+                f"--ip is {host!r}, which is not an address of this machine; `hostname -I` "
                 "shows those"
             ) from None
     encrypted = environment.get("RAY_USE_TLS", "0").lower() in {"1", "true"}
-    if found.is_loopback and str(found) != LOCALHOST:
-        log.warning("event=listens-everywhere ip=%s only-on-loopback=%s", found, LOCALHOST)
-    elif not (found.is_private or encrypted):
+    if address.is_loopback and str(address) != LOCALHOST:
+        log.warning("event=listens-everywhere ip=%s loopback-address=%s", address, LOCALHOST)
+    elif not (address.is_private or encrypted):
         log.warning(
-            "event=public-address-without-tls ip=%s token=readable-on-the-way "
+            "event=public-address-without-tls ip=%s token=sent-unencrypted "
             "remedy=private-network-or-RAY_USE_TLS=1",
-            found,
+            address,
         )
-    return str(found)
+    return str(address)
 
 
 def own_address(head: str) -> str:
-    """Of this machine, as the head sees it. Nothing is sent."""
+    """The address by which this machine reaches the head. No packet is sent."""
     host, _, port = head.rpartition(":")
     if not (host and port.isdecimal()):
         raise InputError(f"--address is {head!r}; give HOST:PORT, as the head printed it")
@@ -142,19 +150,19 @@ def own_address(head: str) -> str:
 
 
 def default_folder(port: int) -> Path:
-    """One for each node on this machine, gone after a reboot."""
+    """A folder for each port, which does not survive a reboot."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     name = f"m3pc-{os.getuid()}-{port}"
-    found = Path(runtime) / name
-    short = runtime and len(os.fsencode(found)) <= LONGEST_FOLDER and Path(runtime).is_dir()
-    return found if short else Path("/tmp") / name
+    path = Path(runtime) / name
+    is_usable = runtime and len(os.fsencode(path)) <= MAX_FOLDER_BYTES and Path(runtime).is_dir()
+    return path if is_usable else Path("/tmp") / name
 
 
-def check_length(folder: Path) -> Path:
+def require_short_path(folder: Path) -> Path:
     size = len(os.fsencode(folder))
-    if size > LONGEST_FOLDER:
+    if size > MAX_FOLDER_BYTES:
         raise InputError(
             f"{folder} has {size} bytes, and Ray's sockets in it would have names that are too "
-            f"long for Linux; give a --folder of at most {LONGEST_FOLDER}"
+            f"long for Linux; give a --folder of at most {MAX_FOLDER_BYTES}"
         )
     return folder

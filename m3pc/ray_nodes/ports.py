@@ -1,8 +1,8 @@
 """Every port on which a Ray node listens: one table, for the command line, the tests and the docs.
 
 Ray binds all of them to loopback where the node's address is 127.0.0.1. With any other address
-most are bound to all interfaces of the machine, whatever Ray's options say: a firewall has to keep
-strangers away. The token is asked for on all but the three metrics ports.
+most are bound to all interfaces of the machine, whatever Ray's options say: protect them by a
+firewall. All ports but the three of metrics require the token.
 """
 
 import errno
@@ -14,46 +14,48 @@ from typing import Literal
 from m3pc.types import InputError
 
 LOCALHOST = "127.0.0.1"
-BLOCK = 1000  # ports, when they are counted from one
+BLOCK = 1000  # ports of a node, with --ports-from
 LAST = 65535
-# The range in which Ray's client proxy starts a server for each client is written in its code.
+# Ray's client proxy starts a server for each client in this range, which is fixed in its code.
 CLIENTS = range(23000, 24000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
+    """One row of the table."""
+
     name: str
-    number: int  # unless told otherwise
-    option: str  # of `ray start`; a variable where it is in capitals
-    where: Literal["all", "own", "loopback"]  # interfaces, of a node that is not on loopback
-    gives: str
+    number: int  # by default
+    option: str  # of `ray start`; an environment variable if in capitals
+    interfaces: Literal["all", "own", "loopback"]  # of a node that is not on loopback
+    serves: str
     head: bool = False  # whether only the head has it
 
 
 # fmt: off
 PORTS = (
-    Port(name="gcs", number=6379, option="--port", where="all", head=True,
-         gives="control of the cluster; drivers and nodes join here"),
-    Port(name="node-manager", number=6380, option="--node-manager-port", where="all",
-         gives="the raylet: leases of worker processes"),
-    Port(name="object-manager", number=6381, option="--object-manager-port", where="all",
-         gives="objects that other nodes fetch"),
-    Port(name="runtime-env-agent", number=6382, option="--runtime-env-agent-port", where="own",
-         gives="environments of jobs, for the raylet"),
-    Port(name="agent-grpc", number=6383, option="--dashboard-agent-grpc-port", where="all",
-         gives="the node's agent, for the raylet and the dashboard"),
-    Port(name="agent-http", number=6384, option="--dashboard-agent-listen-port", where="own",
-         gives="the node's agent: jobs; its health without a token"),
-    Port(name="autoscaler-metrics", number=6385, option="AUTOSCALER_METRIC_PORT", where="all",
-         head=True, gives="metrics, without a token"),
-    Port(name="dashboard-metrics", number=6386, option="DASHBOARD_METRIC_PORT", where="all",
-         head=True, gives="metrics, without a token"),
-    Port(name="metrics", number=8080, option="--metrics-export-port", where="all",
-         gives="Ray's metrics for Prometheus, without a token"),
-    Port(name="dashboard", number=8265, option="--dashboard-port", where="loopback", head=True,
-         gives="job submission, state, the web page"),
-    Port(name="client", number=10001, option="--ray-client-server-port", where="own", head=True,
-         gives="drivers from afar, by ray://"),
+    Port(name="gcs", number=6379, option="--port", interfaces="all", head=True,
+         serves="control of the cluster; drivers and nodes join here"),
+    Port(name="node-manager", number=6380, option="--node-manager-port", interfaces="all",
+         serves="the raylet: leases of worker processes"),
+    Port(name="object-manager", number=6381, option="--object-manager-port", interfaces="all",
+         serves="objects that other nodes fetch"),
+    Port(name="runtime-env-agent", number=6382, option="--runtime-env-agent-port", interfaces="own",
+         serves="environments of jobs, for the raylet"),
+    Port(name="agent-grpc", number=6383, option="--dashboard-agent-grpc-port", interfaces="all",
+         serves="the node's agent, for the raylet and the dashboard"),
+    Port(name="agent-http", number=6384, option="--dashboard-agent-listen-port", interfaces="own",
+         serves="the node's agent: jobs; its health without a token"),
+    Port(name="autoscaler-metrics", number=6385, option="AUTOSCALER_METRIC_PORT", interfaces="all",
+         head=True, serves="metrics, without a token"),
+    Port(name="dashboard-metrics", number=6386, option="DASHBOARD_METRIC_PORT", interfaces="all",
+         head=True, serves="metrics, without a token"),
+    Port(name="metrics", number=8080, option="--metrics-export-port", interfaces="all",
+         serves="Ray's metrics for Prometheus, without a token"),
+    Port(name="dashboard", number=8265, option="--dashboard-port", interfaces="loopback", head=True,
+         serves="job submission, state, the web page"),
+    Port(name="client", number=10001, option="--ray-client-server-port", interfaces="own",
+         head=True, serves="drivers from afar, by ray://"),
 )
 # fmt: on
 WORKERS = range(10002, 11000)  # one for each process that Ray starts, and for each driver
@@ -65,55 +67,57 @@ NOTE = f"\\* {LOCALHOST} alone where that is the node's address, as it is unless
 class NodePorts:
     """The ports of one node."""
 
-    of: Mapping[str, int]  # by name
+    by_name: Mapping[str, int]
     workers: range
 
     def arguments(self, *, head: bool) -> list[str]:
-        """Of `ray start`."""
-        ours = [port for port in PORTS if port.option.startswith("--") and (head or not port.head)]
-        found = [f"{port.option}={self.of[port.name]}" for port in ours]
+        """Options of `ray start`."""
+        options = [p for p in PORTS if p.option.startswith("--") and (head or not p.head)]
+        fixed = [f"{port.option}={self.by_name[port.name]}" for port in options]
         low, high = self.workers[0], self.workers[-1]
-        return [*found, f"--min-worker-port={low}", f"--max-worker-port={high}"]
+        return [*fixed, f"--min-worker-port={low}", f"--max-worker-port={high}"]
 
     def environment(self) -> dict[str, str]:
-        return {p.option: str(self.of[p.name]) for p in PORTS if not p.option.startswith("--")}
+        return {p.option: str(self.by_name[p.name]) for p in PORTS if not p.option.startswith("--")}
 
     def require_free(self, ip: str, *, head: bool) -> None:
-        """Ray itself would start with some of its services missing, and say so in a log only."""
+        """Fail at once; Ray itself would start without some services and only log it."""
         for port in PORTS:
             if port.head and not head:
                 continue
-            host = LOCALHOST if port.where == "loopback" or ip == LOCALHOST else ""
-            _require_free(host, self.of[port.name], port.name)
+            host = LOCALHOST if port.interfaces == "loopback" or ip == LOCALHOST else ""
+            _require_free(host, self.by_name[port.name], port.name)
 
 
-def node_ports(start: int | None = None, **given: int | None) -> NodePorts:
-    """Those of the table, or counted from `start`; those that are given win."""
+def node_ports(start: int | None = None, **overrides: int | None) -> NodePorts:
+    """The ports of the table, or consecutive ones from `start`; `overrides` by name win."""
     if start is not None and not 1024 <= start <= LAST - BLOCK + 1:
         raise InputError(
             f"--ports-from is {start}; a node takes {BLOCK} ports, so give a number from 1024 to "
             f"{LAST - BLOCK + 1}"
         )
-    counted = {p.name: p.number if start is None else start + n for n, p in enumerate(PORTS)}
-    found = counted | {name: number for name, number in given.items() if number is not None}
+    defaults = {p.name: p.number if start is None else start + n for n, p in enumerate(PORTS)}
+    ports = defaults | {name: number for name, number in overrides.items() if number is not None}
     workers = WORKERS if start is None else range(start + len(PORTS), start + BLOCK)
-    for name, number in found.items():
-        others = {other: taken for other, taken in found.items() if other != name}
-        if number in others.values() or number in workers:
+    for name, number in ports.items():
+        others = {other for key, other in ports.items() if key != name}
+        if number in others or number in workers:
             raise InputError(
-                f"port {number} ({name}) is another one's of this node, or one of its workers' "
+                f"port {number} ({name}) is used twice on this node, or is one of its workers' "
                 f"({workers[0]} to {workers[-1]}); choose another, or count all by --ports-from"
             )
-    return NodePorts(of=found, workers=workers)
+    return NodePorts(by_name=ports, workers=workers)
 
 
 def ports_table(start: int | None = None) -> str:
-    """For people, in Markdown."""
+    """The table in Markdown."""
     ports = node_ports(start)
     rows = [("port", "name", "node", "bound to", "gives"), ("---",) * 5]
     for port in PORTS:
         node = "head" if port.head else "each"
-        rows.append((str(ports.of[port.name]), port.name, node, WHERE[port.where], port.gives))
+        rows.append(
+            (str(ports.by_name[port.name]), port.name, node, WHERE[port.interfaces], port.serves)
+        )
     workers, clients = ports.workers, CLIENTS
     span = f"{workers[0]} to {workers[-1]}"
     rows.append((span, "workers", "each", WHERE["all"], "calls to processes and drivers"))

@@ -1,12 +1,12 @@
-"""`ray start`, but for two habits of Ray 2.60; a program of its own, run by `node`.
+"""`ray start` with two changes to Ray 2.60; a program of its own, which `m3pc node` runs.
 
-A node whose address is 127.0.0.1 listens on loopback alone. Ray's command turns that address into
-one that others can reach, except where it takes the machine for one that cannot be in a cluster,
-and there it refuses further nodes. Here loopback stays loopback, on the head and on others.
+A node whose address is 127.0.0.1 listens on loopback alone. Ray's command replaces that address by
+one that other machines can reach, unless clusters are disabled, and then it refuses further nodes.
+Here the address stays, on the head and on workers.
 
-A password of Redis comes by the variable RAY_REDIS_PASSWORD. Ray writes it into the command lines
-of the GCS and of the raylet, which everybody on the machine can read, and into what the raylet
-gives every worker. Here the GCS takes it from its environment, and nobody else has it.
+The password of Redis comes in the variable RAY_REDIS_PASSWORD. Ray passes it on the command lines
+of the GCS and of the raylet, which every user of the machine can read, and to every worker. Here
+only the GCS gets it, by its environment.
 """
 
 import os
@@ -27,14 +27,14 @@ def main(words: Sequence[str]) -> None:
     services.resolve_ip_for_localhost = lambda host: host
     password = os.environ.pop(PASSWORD, "")
     if password:
-        services.start_raylet = _untold(services.start_raylet)
-        services.start_ray_client_server = _untold(services.start_ray_client_server)
+        services.start_raylet = _without_password(services.start_raylet)
+        services.start_ray_client_server = _without_password(services.start_ray_client_server)
         services.start_ray_process = _by_environment(services.start_ray_process, password)
     start.main([*words, f"--redis-password={password}"])
 
 
-def _untold(start_service: Callable[..., Any]) -> Callable[..., Any]:
-    """A service that never asks Redis."""
+def _without_password(start_service: Callable[..., Any]) -> Callable[..., Any]:
+    """For a service that does not use Redis."""
     return lambda *rest, **named: start_service(*rest, **named | {FLAG: ""})
 
 

@@ -1,9 +1,9 @@
-"""A Ray node is kept alive until it is told to stop; then all of it ends, and nothing else.
+"""Supervises the processes of a Ray node until it is stopped; then exactly those processes end.
 
 process       when it ends
-raylet        the node is lost, for Ray takes none back: a head ends (69), another joins anew
-gcs_server    is started again where Redis has its memory; without, the cluster is lost (69)
-the others    are started again
+raylet        the node is lost, since Ray accepts none back: a head ends (69), a worker joins anew
+gcs_server    is restarted if its tables are in Redis; otherwise the cluster is lost (69)
+the others    are restarted
 """
 
 import logging
@@ -19,122 +19,121 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from m3pc.core.backoff import Backoff
 from m3pc.core.exit_codes import CONTROL_LOST, OK, TERMINATED
 from m3pc.core.restart_policy import RestartPolicy
-from m3pc.core.signals import handled
+from m3pc.core.signals import handle_signals
 from m3pc.ray_nodes import processes
-from m3pc.ray_nodes.gcs_storage import remember
-from m3pc.ray_nodes.node import MARK, RAY, Node
+from m3pc.ray_nodes.gcs_storage import record_namespace
+from m3pc.ray_nodes.node import FOLDER_VARIABLE, RAY_FOLDER, Node
 from m3pc.tracking.run_lock import locked
 from m3pc.types import InputError
 
-PAUSE = 0.1  # seconds between two looks
+POLL_SECONDS = 0.1
 HEAD_TRIES = 3
 START_SECONDS, END_SECONDS = 120.0, 5.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a node joins again
-STEADY = 60.0  # seconds up, after which an end is a first one
+BACKOFF = Backoff(first=1.0, longest=30.0)  # before a node joins again
+STEADY_SECONDS = 60.0  # after so long a time up, the back-off starts anew
 GCS, RAYLET = "gcs_server", "raylet"
 START_LOG, LAST_LINES = "start.log", 15
 
 log = logging.getLogger(__name__)
 
 
-def keep(node: Node, up: Callable[[], None]) -> int:
-    """A node of this folder for as long as nobody says stop: the exit code. `up` is called whenever
-    it has started."""
+def run_node(node: Node, on_up: Callable[[], None]) -> int:
+    """Run a node until a signal: its exit code. `on_up` is called whenever it has started."""
     with locked(node.folder):
         end_leftovers(node.folder)
         node.ports.require_free(node.ip, head=node.is_head)
-        shutil.rmtree(node.folder / RAY, ignore_errors=True)  # what an earlier one left
+        shutil.rmtree(node.folder / RAY_FOLDER, ignore_errors=True)  # of an earlier node
         if node.store is None:
-            return NodeWatch(node, up).run()
+            return NodeWatch(node, on_up).run()
         node.store.check()
-        remember(node.store, node.folder)
+        record_namespace(node.store, node.folder)
         try:
-            return NodeWatch(node, up).run()
+            return NodeWatch(node, on_up).run()
         finally:
-            node.store.forget()
+            node.store.clear()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeService:
-    """A process of the node, as it was started."""
+    """How a process of the node was started, to restart it."""
 
     name: str
     command: list[str]
     environment: dict[str, str]
 
     def start(self) -> int:
-        quiet = [(os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_RDWR, 0) for n in range(3)]
+        no_output = [(os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_RDWR, 0) for n in range(3)]
         return os.posix_spawn(
-            self.command[0], self.command, self.environment, file_actions=quiet, setsid=True
+            self.command[0], self.command, self.environment, file_actions=no_output, setsid=True
         )
 
 
 class NodeWatch:
+    """Starts the processes of a node, restarts those that end, and ends all of them."""
+
     def __init__(
-        self, node: Node, up: Callable[[], None], clock: Callable[[], float] = time.monotonic
+        self, node: Node, on_up: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._node, self._up, self._clock = node, up, clock
+        self._node, self._on_up, self._clock = node, on_up, clock
         self._signals = 0
         self._services: dict[int, NodeService] = {}
-        self._due: list[tuple[float, NodeService]] = []
+        self._restarts_due: list[tuple[float, NodeService]] = []
         self._restarts: defaultdict[str, RestartPolicy] = defaultdict(RestartPolicy)
 
     def run(self) -> int:
-        """Until a signal (0) or until the node is lost for good (69)."""
+        """Until a signal (exit code 0) or until the node is lost for good (69)."""
         processes.adopt_orphans()
-        with handled(self._signalled):
+        with handle_signals(self._signalled):
             try:
-                return self._head() if self._node.is_head else self._other()
+                return self._run_head() if self._node.is_head else self._run_worker()
             finally:
                 self._end()
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
         if self._signals > 1:
-            processes.send(processes.descendants([os.getpid()]), signal.SIGKILL)
+            processes.send_signal(processes.descendants([os.getpid()]), signal.SIGKILL)
             os._exit(TERMINATED)
 
-    def _head(self) -> int:
-        """Started in several tries: Ray gives its parts half a minute, also on a busy machine."""
+    def _run_head(self) -> int:
+        """In several tries: Ray allows its processes half a minute, also on a busy machine."""
         for left in reversed(range(HEAD_TRIES)):
             failure = self._start()
             if not failure or self._signals:
                 break
             if not left:
-                raise InputError(f"the head did not start: {failure}; its logs: {self._logs}")
+                logs = self._node.folder / RAY_FOLDER / "session_latest" / "logs"
+                raise InputError(f"the head did not start: {failure}; its logs: {logs}")
             log.warning("event=start-again tries=%d reason=%s", left, failure)
             self._end()
             if self._node.store:
-                self._node.store.forget()
+                self._node.store.clear()
         return self._watch()
 
-    @property
-    def _logs(self) -> Path:
-        return self._node.folder / RAY / "session_latest" / "logs"
-
-    def _other(self) -> int:
-        """Join, as often as it takes: the head may be away or not there yet."""
-        pause = FIRST_PAUSE
+    def _run_worker(self) -> int:
+        """Join as often as needed: the head may be away or not started yet."""
+        failures = 0
         while not self._signals:
             failure = self._unreachable() or self._start()
             began = self._clock()
             if (not failure and self._watch() == OK) or self._signals:
                 return OK
             if failure:
-                log.warning("event=not-joined head=%s reason=%s", self._node.joins, failure)
+                log.warning("event=not-joined head=%s reason=%s", self._node.head_address, failure)
             self._end()
-            pause = FIRST_PAUSE if self._clock() - began > STEADY else pause
-            log.warning("event=joins-again head=%s in=%.0fs", self._node.joins, pause)
+            failures = 1 if self._clock() - began > STEADY_SECONDS else failures + 1
+            pause = BACKOFF.pause(failures)
+            log.warning("event=joins-again head=%s in=%.0fs", self._node.head_address, pause)
             self._sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
         return OK
 
     # Starting
 
     def _start(self) -> str:
-        """Why it did not start; nothing if it did."""
+        """Why it did not start; "" if it did."""
         path = self._node.folder / START_LOG
         with path.open("wb") as file:
             process = subprocess.Popen(
@@ -150,21 +149,21 @@ class NodeWatch:
             if self._signals or self._clock() > until:
                 process.kill()
                 process.wait()
-                return "it was told to stop" if self._signals else f"not in {START_SECONDS:.0f} s"
-            time.sleep(PAUSE)
+                return "it was stopped" if self._signals else f"not in {START_SECONDS:.0f} s"
+            time.sleep(POLL_SECONDS)
         if process.returncode:
             return f"ray start ended with code {process.returncode}: {_last_lines(path)}"
-        self._services, self._due = _services(), []
+        self._services, self._restarts_due = _services(), []
         names = {service.name for service in self._services.values()}
         if missing := {RAYLET, *([GCS] if self._node.is_head else [])} - names:
             return f"{' and '.join(sorted(missing))} ended at once"
         log.info("event=node-up address=%s processes=%d", self._node.address, len(self._services))
-        self._up()
+        self._on_up()
         return ""
 
     def _unreachable(self) -> str:
-        """Ray itself would try for half a minute."""
-        host, _, port = str(self._node.joins).rpartition(":")
+        """Why the head does not answer; "" if it does. Ray itself would try for half a minute."""
+        host, _, port = str(self._node.head_address).rpartition(":")
         try:
             socket.create_connection((host, int(port)), END_SECONDS).close()
         except OSError as error:
@@ -175,15 +174,15 @@ class NodeWatch:
 
     def _watch(self) -> int:
         while not self._signals:
-            for pid, code in processes.reap().items():
+            for pid, code in processes.reap_children().items():
                 service = self._services.pop(pid, None)
                 if service is not None and self._is_lost(service, pid, code):
                     return CONTROL_LOST
             now = self._clock()
-            for due in [one for one in self._due if one[0] <= now]:
-                self._due.remove(due)
-                self._again(due[1])
-            time.sleep(PAUSE)
+            for due in [due for due in self._restarts_due if due[0] <= now]:
+                self._restarts_due.remove(due)
+                self._restart(due[1])
+            time.sleep(POLL_SECONDS)
         return OK
 
     def _is_lost(self, service: NodeService, pid: int, code: int) -> bool:
@@ -194,21 +193,19 @@ class NodeWatch:
         if service.name == GCS and self._node.store is None:
             log.error(
                 "event=cluster-lost reason=gcs-ended code=%d memory=none "
-                "remedy=--redis-keeps-a-cluster-through-this",
+                "remedy='start the head with --redis'",
                 code,
             )
             return True
         restarts = self._restarts[service.name]
-        again = restarts.ended(self._clock())
-        if again is not None:
-            self._due.append((again, service))
+        restart_at = restarts.ended(self._clock())
+        if restart_at is not None:
+            self._restarts_due.append((restart_at, service))
             return False
-        log.error(
-            "event=given-up name=%s ends=%d", service.name, self._restarts[service.name].count
-        )
+        log.error("event=given-up name=%s ends=%d", service.name, restarts.count)
         return service.name == GCS
 
-    def _again(self, service: NodeService) -> None:
+    def _restart(self, service: NodeService) -> None:
         pid = service.start()
         self._services[pid] = service
         log.warning("event=process-started-again name=%s pid=%d", service.name, pid)
@@ -216,37 +213,38 @@ class NodeWatch:
     def _sleep(self, seconds: float) -> None:
         until = self._clock() + seconds
         while self._clock() < until and not self._signals:
-            time.sleep(PAUSE)
+            time.sleep(POLL_SECONDS)
 
     def _end(self) -> None:
-        """The raylet first: it tells the cluster, and ends its workers."""
+        """The raylet first: it reports its end to the cluster, and ends its workers."""
         raylets = [pid for pid, service in self._services.items() if service.name == RAYLET]
-        processes.end_below(raylets, END_SECONDS)
+        processes.end_descendants(raylets, END_SECONDS)
         self._services = {}
 
 
 def end_leftovers(folder: Path) -> None:
-    """Of a node whose watch was killed: they hold its ports. Call it under the folder's lock."""
-    left = processes.marked(MARK, str(folder)) - {os.getpid()}
-    if left:
-        log.warning("event=leftovers-ended folder=%s processes=%d", folder, len(left))
-        processes.send(left, signal.SIGKILL)
+    """End the processes of a node whose supervisor was killed, since they hold its ports. Call it
+    under the folder's lock."""
+    pids = processes.find_by_variable(FOLDER_VARIABLE, str(folder)) - {os.getpid()}
+    if pids:
+        log.warning("event=leftovers-ended folder=%s processes=%d", folder, len(pids))
+        processes.send_signal(pids, signal.SIGKILL)
         until = time.monotonic() + END_SECONDS
-        while processes.marked(MARK, str(folder)) and time.monotonic() < until:
-            time.sleep(PAUSE)
+        while processes.find_by_variable(FOLDER_VARIABLE, str(folder)) and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
 
 
 def _services() -> dict[int, NodeService]:
-    found = {}
+    services = {}
     for pid in processes.children():
         command = processes.command_of(pid)
         environment = processes.environment_of(pid)
-        found[pid] = NodeService(name=_name(command), command=command, environment=environment)
-    return found
+        services[pid] = NodeService(name=_name(command), command=command, environment=environment)
+    return services
 
 
 def _name(command: list[str]) -> str:
-    """Of the program; of its script or module where it is Python's."""
+    """The program's name; for Python, that of its script or module."""
     program = Path(command[0]).name
     scripts = [word for word in command[1:] if word.endswith(".py") or word.startswith("ray.")]
     return program if program in {GCS, RAYLET} or not scripts else Path(scripts[0]).name

@@ -1,91 +1,108 @@
-"""The server as an ASGI application: the paths, what describes them, and the guard before all."""
+"""The server as an ASGI application: routes, documentation, problems and the request guard."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from fastapi import FastAPI
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
+from m3pc import __version__
 from m3pc.serving.docs_page import page
-from m3pc.serving.openapi import document
-from m3pc.serving.problems import ProblemError, of_input
+from m3pc.serving.openapi import ABOUT, openapi_document, sized
+from m3pc.serving.problems import ProblemError, problem_of_input
 from m3pc.serving.request_guard import RequestGuard
-from m3pc.serving.routes import paths
+from m3pc.serving.routes import (
+    MessageRoute,
+    add_health_routes,
+    add_session_routes,
+    add_weights_routes,
+    operation_id,
+)
 from m3pc.serving.service_spec import ServiceSpec
 from m3pc.serving.session_service import SessionService
-from m3pc.telemetry.exporter import PublishedSnapshot
+from m3pc.telemetry.exporter import PublishedMetrics
 from m3pc.types import InputError
 
-NUMBER_BYTES = 32  # of a number in JSON, with room
-LEAST_BODY = 64 << 10  # bytes
-CSP = "default-src 'none'; style-src 'unsafe-inline'"
+NUMBER_BYTES: Final = 32  # of a number in JSON, with room to spare
+MIN_BODY_LIMIT: Final = 64 << 10  # bytes
+CSP: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def application(
-    robots: SessionService,
-    house: ServiceSpec,
+    service: SessionService,
     *,
     info: Mapping[str, str],
     token: str | None,
     metrics_token: str | None,
 ) -> ASGIApp:
-    """`info` is told as labels of m3pc_build_info."""
-    rows = paths(robots, _metrics(robots, info))
+    """`info` becomes the labels of m3pc_build_info."""
+    app = FastAPI(
+        title="m3pc serve",
+        version=__version__,
+        description=ABOUT,
+        openapi_url=None,  # served below, with the sizes of the model
+        redirect_slashes=False,
+        generate_unique_id_function=operation_id,
+        exception_handlers=dict.fromkeys(
+            (ProblemError, InputError, HTTPException, Exception), _problem_response
+        ),
+    )
+    app.router.route_class = MessageRoute
+    add_session_routes(app, service)
+    add_weights_routes(app, service)
+    metrics = PublishedMetrics(info)
 
-    @cache
-    def described(house: ServiceSpec) -> tuple[Mapping[str, Any], str]:
-        """With a critic and without: made once each, as anybody may ask."""
-        found = document(rows, house)
-        return found, page(found)
+    def current_metrics() -> Response:
+        metrics.snapshot = service.snapshot()
+        return Response(metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    async def told(request: Request) -> Response:
-        return JSONResponse(described(robots.house)[0])
-
-    async def look(request: Request) -> Response:
-        shown = described(robots.house)[1]
-        return HTMLResponse(shown, headers={"Content-Security-Policy": CSP})
-
-    routes = [Route(row.path, row.handler, methods=[row.method]) for row in rows]
-    routes += [Route("/openapi.json", told), Route("/docs", look)]
-    app = Starlette(routes=routes)
-    app.router.redirect_slashes = False
-    for kind in (ProblemError, InputError, HTTPException, Exception):
-        app.add_exception_handler(kind, _answer)
-    largest = LEAST_BODY + NUMBER_BYTES * house.sizes.states * (house.step_limit + 1)
+    add_health_routes(app, service, current_metrics)
+    _add_documentation(app, service)
+    spec = service.spec
+    max_body = MIN_BODY_LIMIT + NUMBER_BYTES * spec.sizes.states * (spec.max_episode_steps + 1)
     return RequestGuard(
-        app, token=token, metrics_token=metrics_token, largest=largest, clock=robots.clock
+        app, token=token, metrics_token=metrics_token, max_body=max_body, clock=service.clock
     )
 
 
-def _metrics(robots: SessionService, info: Mapping[str, str]) -> Callable[[], Response]:
-    collector, registry = PublishedSnapshot(info), CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    ProcessCollector(registry=registry)
+def _add_documentation(app: FastAPI, service: SessionService) -> None:
+    document = openapi_document(app)
+    for route in app.routes:
+        if isinstance(route, MessageRoute) and route.methods and "GET" in route.methods:
+            route.methods.add("HEAD")  # as of Starlette's routes, but not described
 
-    def told() -> Response:
-        collector.snapshot = robots.snapshot()
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    @cache
+    def described(spec: ServiceSpec) -> tuple[Mapping[str, Any], str]:
+        """JSON and HTML; made once with and once without a trained critic."""
+        fitted = sized(document, spec)
+        return fitted, page(fitted)
 
-    return told
+    async def openapi_json(request: Request) -> Response:
+        return JSONResponse(described(service.spec)[0])
+
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(described(service.spec)[1], headers={"Content-Security-Policy": CSP})
+
+    app.add_route("/openapi.json", openapi_json)
+    app.add_route("/docs", docs)
 
 
-async def _answer(request: Request, error: Exception) -> Response:
+async def _problem_response(request: Request, error: Exception) -> Response:
     if isinstance(error, ProblemError):
         return error.response()
     if isinstance(error, InputError):
-        return of_input(error).response()
-    if not isinstance(error, HTTPException):  # the guard tells the log
-        return ProblemError(500, "the server failed; its log says how").response()
+        return problem_of_input(error).response()
+    if not isinstance(error, HTTPException):  # the guard logs it
+        return ProblemError(500, "the server failed; its log says why").response()
     headers = dict(error.headers or {})
     if error.status_code == 405:
-        headers["Allow"] = ", ".join(_methods(request))
+        headers["Allow"] = ", ".join(_allowed_methods(request))
     detail = {
         404: "there is no such path; /docs lists them",
         405: f"{request.method} is not for this path; Allow says what is",
@@ -93,10 +110,10 @@ async def _answer(request: Request, error: Exception) -> Response:
     return ProblemError(error.status_code, detail, headers=headers).response()
 
 
-def _methods(request: Request) -> list[str]:
-    """Of all routes to this path: Starlette tells those of the first."""
-    found: set[str] = set()
+def _allowed_methods(request: Request) -> list[str]:
+    """Of all routes to this path; Starlette reports those of the first only."""
+    methods: set[str] = set()
     for route in request.app.routes:
         if route.matches(request.scope)[0] is not Match.NONE:
-            found |= route.methods
-    return sorted(found)
+            methods |= route.methods
+    return sorted(methods)

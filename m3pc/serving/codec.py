@@ -1,6 +1,6 @@
-"""Messages as JSON or as msgpack, by Content-Type; an answer comes as its question did.
+"""Messages as JSON or as msgpack, by Content-Type; an answer has the encoding of its request.
 
-In msgpack, states and actions are binary strings: float32, little-endian, end to end.
+In msgpack, states and actions are binary strings of little-endian float32.
 """
 
 from collections.abc import Mapping
@@ -12,23 +12,20 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
 from m3pc.serving.messages import Message
-from m3pc.serving.problems import ProblemError, of_message
+from m3pc.serving.problems import ProblemError, problem_of_message
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
-VECTORS: Final = (
-    "observation",
-    "goal",
-    "action",
-)  # fields that are arrays; waypoints are a list of them
-DEEPEST: Final = 4  # a message, its waypoints, one of them, and one more to be told about
-MOST_FIELDS: Final = 64
+VECTORS: Final = ("observation", "goal", "action")  # array fields; waypoints is a list of arrays
+MAX_DEPTH: Final = 4  # a message, its waypoints, one of them, and one more to report on
+MAX_FIELDS: Final = 64
 FLOAT: Final = np.dtype("<f4")
 
 M = TypeVar("M", bound=Message)
 
 
 def content_kind(headers: Mapping[str, str]) -> str:
+    """JSON or MSGPACK; anything else is a problem 415."""
     kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind not in (JSON, MSGPACK):
         raise ProblemError(
@@ -37,66 +34,67 @@ def content_kind(headers: Mapping[str, str]) -> str:
     return kind
 
 
-def decoded(content: bytes, kind: str, of: TypeAdapter[M]) -> M:
+def decoded(content: bytes, kind: str, message: TypeAdapter[M]) -> M:
+    """The validated message; anything wrong with it is a problem 422."""
     try:
         if kind == JSON:
-            _require_few(content.count(b":"))  # a text of ours has none
-            return of.validate_json(content)
-        return of.validate_python(_unpacked(content))
+            _check_field_count(content.count(b":"))  # no string of a valid message has a colon
+            return message.validate_json(content)
+        return message.validate_python(_unpacked(content))
     except ValidationError as error:
-        raise of_message(error) from None
+        raise problem_of_message(error) from None
 
 
 def encoded(message: Message, kind: str, status: int = 200) -> Response:
     if kind == JSON:
         return Response(message.model_dump_json(), status, media_type=JSON)
-    found = message.model_dump()
-    if "action" in found:
-        found["action"] = np.asarray(found["action"], FLOAT).tobytes()
-    return Response(msgpack.packb(found), status, media_type=MSGPACK)
+    fields = message.model_dump()
+    if "action" in fields:
+        fields["action"] = np.asarray(fields["action"], FLOAT).tobytes()
+    return Response(msgpack.packb(fields), status, media_type=MSGPACK)
 
 
 def _unpacked(content: bytes) -> Any:
     try:
-        found = msgpack.unpackb(content)
+        fields = msgpack.unpackb(content)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise ProblemError(422, f"the message is no msgpack: {str(error)[:200]}") from None
-    _require_flat(found)
-    if not isinstance(found, dict):
-        return found
-    _require_few(len(found))
+    _check_depth(fields)
+    if not isinstance(fields, dict):
+        return fields
+    _check_field_count(len(fields))
     for name in VECTORS:
-        if name in found:
-            found[name] = _numbers(found[name], name)
-    if isinstance(found.get("waypoints"), list):
-        rows = enumerate(found["waypoints"])
-        found["waypoints"] = [_numbers(row, f"waypoints[{n}]") for n, row in rows]
-    return found
+        if name in fields:
+            fields[name] = _numbers(fields[name], name)
+    if isinstance(fields.get("waypoints"), list):
+        rows = enumerate(fields["waypoints"])
+        fields["waypoints"] = [_numbers(row, f"waypoints[{n}]") for n, row in rows]
+    return fields
 
 
-def _require_few(fields: int) -> None:
-    """Each that is unknown would be a fault of its own, and all would be listed."""
-    if fields > MOST_FIELDS:
-        detail = f"the message has more than {MOST_FIELDS} fields; no message has as many"
+def _check_field_count(count: int) -> None:
+    """Validation would collect an error for each unknown field."""
+    if count > MAX_FIELDS:
+        detail = f"the message has more than {MAX_FIELDS} fields; no message has as many"
         raise ProblemError(422, detail)
 
 
-def _require_flat(found: Any) -> None:
-    """Else whoever judges it, or tells what is wrong, would come to Python's limit of calls."""
-    level = [[found]]
-    for _ in range(1 + DEEPEST):
-        inner = [x for each in level for x in each if isinstance(x, list | dict)]
+def _check_depth(value: Any) -> None:
+    """Deeper values would exceed Python's recursion limit in validation or in its report."""
+    level = [[value]]
+    for _ in range(1 + MAX_DEPTH):
+        inner = [item for items in level for item in items if isinstance(item, list | dict)]
         if not inner:
             return
-        level = [list(x.values()) if isinstance(x, dict) else x for x in inner]
-    raise ProblemError(422, f"the message is nested more than {DEEPEST} deep; no message is")
+        level = [list(item.values()) if isinstance(item, dict) else item for item in inner]
+    raise ProblemError(422, f"the message is nested more than {MAX_DEPTH} deep; no message is")
 
 
-def _numbers(found: object, where: str) -> object:
-    """Those of a binary string; anything else is left to be judged."""
-    if not isinstance(found, bytes):
-        return found
-    if len(found) % FLOAT.itemsize:
-        detail = f"{where} has {len(found)} bytes; give 4 for each number, as float32"
+def _numbers(value: object, where: str) -> object:
+    """The float32 numbers of a binary string; other values are left to validation."""
+    if not isinstance(value, bytes):
+        return value
+    if len(value) % FLOAT.itemsize:
+        detail = f"{where} has {len(value)} bytes; give 4 for each number, as float32"
         raise ProblemError(422, detail, where=where)
-    return np.frombuffer(found, FLOAT).tolist()
+    return np.frombuffer(value, FLOAT).tolist()

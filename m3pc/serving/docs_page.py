@@ -1,89 +1,60 @@
-"""The OpenAPI document as one HTML page: no scripts, nothing from elsewhere."""
+"""The OpenAPI document as one HTML page: no scripts, nothing from elsewhere.
 
-from collections.abc import Iterator, Mapping
+FastAPI's own page loads scripts from the internet, which a robot's network may not reach.
+"""
+
+import json
+from collections.abc import Mapping
 from html import escape
 from typing import Any, Final
 
-from m3pc.serving.openapi import resolved
-
 STYLE: Final = """\
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; }
-h2 { margin: 2em 0 0; border-top: 1px solid #ccc; padding-top: .8em; font-size: 1.1em; }
-h2 code { background: none; } code { background: #f2f2f2; padding: 0 .2em; }
-table { border-collapse: collapse; margin: .5em 0 1em; } p { margin: .5em 0; }
-td, th { text-align: left; vertical-align: top; padding: .15em .8em .15em 0; font-size: .95em; }
-th { font-weight: 600; } caption { text-align: left; font-weight: 600; }"""
+h2 { margin: 1.5em 0 0; border-top: 1px solid #ccc; padding-top: .8em; font-size: 1.1em; }
+pre { background: #f2f2f2; padding: .5em; overflow-x: auto; } td { padding-right: 1em; }"""
 
 
 def page(document: Mapping[str, Any]) -> str:
-    info, schemas = document["info"], document["components"]["schemas"]
-    body = "".join(
-        part
-        for path, operations in document["paths"].items()
-        for method, operation in operations.items()
-        for part in _operation(method, path, operation, schemas)
-    )
+    info = document["info"]
     title = f"{escape(info['title'])} {escape(info['version'])}"
     about = "".join(f"<p>{escape(text)}</p>" for text in info["description"].split("\n\n"))
+    operations = "".join(
+        _operation(method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    )
+    messages = "".join(
+        f"<h2 id={escape(name)}><code>{escape(name)}</code></h2>"
+        f"<pre>{escape(json.dumps(schema, indent=1))}</pre>"
+        for name, schema in document["components"]["schemas"].items()
+    )
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
         f"<style>{STYLE}</style><h1>{title}</h1>{about}"
-        f'<p>The same for programs: <a href="/openapi.json">/openapi.json</a></p>{body}</html>\n'
+        f'<p>For programs: <a href="/openapi.json">/openapi.json</a></p>{operations}'
+        f"<h1>Messages</h1>{messages}</html>\n"
     )
 
 
-def _operation(
-    method: str, path: str, operation: Mapping[str, Any], schemas: Mapping[str, Any]
-) -> Iterator[str]:
-    yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
-    yield f"<p>{escape(operation['summary'])}"
-    yield "</p>" if "security" in operation else " Without a token.</p>"
-    for content in _described(operation.get("requestBody", {})):
-        for each in content["schema"].get("oneOf", [content["schema"]]):
-            yield _fields("You send", resolved(schemas, each), schemas)
-    for status, response in operation["responses"].items():
-        if status.startswith("2"):
-            for content in _described(response):
-                schema = resolved(schemas, content["schema"])
-                yield _fields(f"{status}, you get", schema, schemas)
-    problems = [
-        f"<tr><td>{status}<td>{escape(response['description'])}"
-        for status, response in operation["responses"].items()
-        if not status.startswith("2")
-    ]
-    yield f"<table><caption>Otherwise</caption>{''.join(problems)}</table>" if problems else ""
-
-
-def _described(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Its kinds of content; msgpack has the fields of JSON."""
-    return [content for content in message.get("content", {}).values() if "schema" in content]
-
-
-def _fields(caption: str, schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
-    about = schema.get("description", "")
-    caption = f"{caption}: {about}" if about else caption
-    needed = schema.get("required", [])
+def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
+    token = "" if "security" in operation else " Without a token."
+    sent = "".join(f"<p>Takes {name}" for name in _messages(operation.get("requestBody", {})))
     rows = "".join(
-        f"<tr><td><code>{escape(name)}</code><td>{escape(_kind(field))}"
-        f"<td>{'needed' if name in needed else ''}<td>{escape(field.get('description', ''))}"
-        for name, field in schema.get("properties", {}).items()
+        f"<tr><td>{status}<td>{escape(response['description'])}<td>{', '.join(_messages(response))}"
+        for status, response in operation["responses"].items()
     )
-    return f"<table><caption>{escape(caption)}</caption>{rows}</table>"
+    return (
+        f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
+        f"<p>{escape(operation['description'])}{token}</p>{sent}<table>{rows}</table>"
+    )
 
 
-def _kind(field: Mapping[str, Any]) -> str:
-    """In words: `11 times number from -1e+06 to 1e+06`."""
-    if "anyOf" in field:
-        return " or ".join(_kind(each) for each in field["anyOf"])
-    if "enum" in field or "const" in field:
-        return ", ".join(map(str, field.get("enum", [field.get("const")])))
-    if field.get("type") == "array":
-        low, high = field.get("minItems", 0), field.get("maxItems")
-        size = (
-            "" if high is None else f"{high} times " if low == high else f"{low} to {high} times "
-        )
-        return f"{size}{_kind(field['items'])}"
-    words = [str(field.get("type", ""))]
-    bounds = (("from", "minimum"), ("to", "maximum"), ("below", "exclusiveMaximum"))
-    words += [f"{word} {field[key]:g}" for word, key in bounds if key in field]
-    return " ".join(words + ([f"like {field['pattern']}"] if "pattern" in field else []))
+def _messages(part: Mapping[str, Any]) -> list[str]:
+    """Links to the messages that a request or response may hold."""
+    names = []
+    for content in part.get("content", {}).values():
+        schema = content.get("schema", {})
+        for choice in schema.get("oneOf", schema.get("anyOf", [schema])):
+            name = escape(choice.get("$ref", "").rpartition("/")[2])
+            names += [f"<a href=#{name}>{name}</a>"] if name else []
+    return names

@@ -1,150 +1,72 @@
-"""The server as an OpenAPI document, in which sizes and modes are those of its model."""
+"""FastAPI's OpenAPI document, with msgpack bodies and the sizes and modes of the served model."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-from pydantic.json_schema import models_json_schema
+from fastapi import FastAPI
 
-from m3pc import __version__
 from m3pc.serving.codec import JSON, MSGPACK
-from m3pc.serving.messages import Message, Problem, SessionCreated
-from m3pc.serving.problems import KIND
-from m3pc.serving.routes import WHY, Path
+from m3pc.serving.messages import Problem
+from m3pc.serving.problems import PROBLEM_JSON
 from m3pc.serving.service_spec import ServiceSpec
 
-BRACES: Final = str.maketrans("", "", "{}")
-ID: Final = "v1_sessions_session"  # in the ids of what is done with a session
-REF: Final = "#/components/schemas/{model}"
 ABOUT: Final = f"""\
-Actions for robots, planned with a trajectory model. Open a session for an episode, send where the
-robot is at each step, get what to do, tell how it ended.
+Actions for robots, planned with a trajectory model. Open a session for each episode, report where
+the robot is at each step, get its action, report how the episode ended.
 
 Messages are {JSON}, or {MSGPACK} with the same fields, in which states and actions are binary
-strings of little-endian float32; an answer comes as its question did. Whatever goes wrong is told
-as {KIND}."""
+strings of little-endian float32. An answer has the encoding of its request; problems are always
+{PROBLEM_JSON}."""
 
 
-def document(paths: Sequence[Path], house: ServiceSpec) -> dict[str, Any]:
-    found: dict[str, dict[str, Any]] = {}
-    for path in paths:
-        found.setdefault(path.path, {})[path.method.lower()] = _operation(path)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "m3pc serve", "version": __version__, "description": ABOUT},
-        "paths": found,
-        "components": {
-            "schemas": _schemas(paths, house),
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
-    }
+def openapi_document(app: FastAPI) -> dict[str, Any]:
+    """The document of any model."""
+    # FastAPI writes integers as floats, which fuzzers and clients round wrongly.
+    document: dict[str, Any] = json.loads(json.dumps(app.openapi()), parse_float=_number)
+    schemas = document["components"]["schemas"]
+    schemas["Problem"] = Problem.model_json_schema(mode="serialization")
+    for name in ("HTTPValidationError", "ValidationError"):  # we answer with Problem
+        schemas.pop(name, None)
+    for operation in (each for path in document["paths"].values() for each in path.values()):
+        responses = operation["responses"]
+        for status in [status for status, each in responses.items() if _is_fastapis_own(each)]:
+            del responses[status]
+        if "requestBody" in operation:
+            success = next(each for status, each in responses.items() if status.startswith("2"))
+            for message in (operation["requestBody"], success):
+                message["content"][MSGPACK] = {}  # the fields of JSON; the description says how
+    return document
 
 
-def _operation(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "summary": path.summary,
-        "operationId": f"{path.method.lower()}{path.path.replace('/', '_').translate(BRACES)}",
-        "responses": {str(path.status): _answer(path)}
-        | {str(status): _problem(status) for status in sorted(path.problems)},
-    }
-    if path.path == "/readyz":
-        found["responses"]["503"] = {"description": WHY[503], "content": _text()}
-    if path.guarded:
-        found["security"] = [{"token": []}]
-    if "{session}" in path.path:
-        schema = {"type": "string", "pattern": "^[0-9a-f]{32}$"}
-        found["parameters"] = [
-            {"name": "session", "in": "path", "required": True, "schema": schema}
-        ]
-    if path.body is not None:
-        found["requestBody"] = {"required": True, "content": _kinds(_body(path.body))}
-    return found
+def _number(text: str) -> float:
+    return int(float(text)) if float(text).is_integer() else float(text)
 
 
-def _answer(path: Path) -> dict[str, Any]:
-    if path.answer is not None:
-        schema = {"$ref": REF.format(model=path.answer.__name__)}
-        content = {JSON: {"schema": schema}} if path.body is None else _kinds(schema)
-        found: dict[str, Any] = {"description": "Done.", "content": content}
-        return found | ({"links": _links()} if path.answer is SessionCreated else {})
-    return {"description": "Done."} | ({} if path.status == 204 else {"content": _text()})
+def _is_fastapis_own(response: Mapping[str, Any]) -> bool:
+    return "HTTPValidationError" in str(response)
 
 
-def _links() -> dict[str, Any]:
-    """What may be asked with the id of a session."""
-    names = {"act": f"post_{ID}_act", "end": f"post_{ID}_end"}
-    names |= {"look": f"get_{ID}", "leave": f"delete_{ID}"}
-    session = {"session": "$response.body#/session"}
-    return {name: {"operationId": id, "parameters": session} for name, id in names.items()}
-
-
-def _problem(status: int) -> dict[str, Any]:
-    schema = {"$ref": REF.format(model=Problem.__name__)}
-    found: dict[str, Any] = {"description": WHY[status], "content": {KIND: {"schema": schema}}}
-    if status == 503:
-        found["headers"] = {"Retry-After": {"schema": {"type": "string"}}}
-    if status == 401:
-        found["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
-    return found
-
-
-def _text() -> dict[str, Any]:
-    return {"text/plain": {"schema": {"type": "string"}}}
-
-
-def _kinds(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The words are the same; what is a binary string in msgpack is told above."""
-    return {JSON: {"schema": schema}, MSGPACK: {}}
-
-
-def _body(adapter: TypeAdapter[Any]) -> dict[str, Any]:
-    """A reference to the message, or to one of several."""
-    schema = adapter.json_schema(ref_template=REF)
-    if "oneOf" in schema:
-        return {"oneOf": schema["oneOf"]}
-    return {"$ref": REF.format(model=schema["title"])}
-
-
-def _schemas(paths: Sequence[Path], house: ServiceSpec) -> dict[str, Any]:
-    answers: list[type[Message]] = [path.answer for path in paths if path.answer is not None]
-    answers.append(Problem)
-    _, found = models_json_schema([(each, "serialization") for each in answers], ref_template=REF)
-    schemas: dict[str, Any] = dict(found["$defs"])
-    for path in paths:
-        if path.body is not None:
-            schema = path.body.json_schema(ref_template=REF)
-            schemas |= schema.pop("$defs", {})
-            if "title" in schema:
-                schemas[schema["title"]] = schema
-    for schema in schemas.values():
+def sized(document: Mapping[str, Any], spec: ServiceSpec) -> dict[str, Any]:
+    """The document with what this model allows, which is less than any model may allow."""
+    fitted: dict[str, Any] = deepcopy(dict(document))
+    sizes = dict.fromkeys(("observation", "goal"), spec.sizes.states)
+    sizes["action"] = spec.sizes.actions
+    for schema in fitted["components"]["schemas"].values():
         for name, field in schema.get("properties", {}).items():
-            _fit(name, field, house)
-    return schemas
+            if name == "waypoints":
+                _fix_size(field["items"], spec.sizes.states)
+                field["maxItems"] = spec.max_episode_steps + 1
+            for choice in field.get("anyOf", [field]):
+                if name in sizes and choice.get("type") == "array":
+                    _fix_size(choice, sizes[name])
+                if name == "step_limit" and choice.get("type") == "integer":
+                    choice["maximum"] = spec.max_episode_steps
+                if name == "mode" and "enum" in choice:
+                    choice["enum"] = [mode for mode in choice["enum"] if mode in spec.modes]
+    return fitted
 
 
-def _fit(name: str, field: dict[str, Any], house: ServiceSpec) -> None:
-    """What the model allows is less than what a message of any model may hold."""
-    if name in ("observation", "goal", "action"):
-        for choice in field.get("anyOf", [field]):
-            if choice.get("type") == "array":
-                _sized(choice, house.sizes.actions if name == "action" else house.sizes.states)
-    if name == "waypoints":
-        _sized(field["items"], house.sizes.states)
-        field["maxItems"] = house.step_limit + 1
-    for choice in field.get("anyOf", [field]):
-        if name == "step_limit" and choice.get("type") == "integer":
-            choice["maximum"] = house.step_limit
-        if name == "mode" and "enum" in choice:
-            choice["enum"] = [mode for mode in choice["enum"] if mode in house.modes]
-
-
-def _sized(array: dict[str, Any], size: int) -> None:
+def _fix_size(array: dict[str, Any], size: int) -> None:
     array["minItems"] = array["maxItems"] = size
-
-
-def resolved(schemas: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a reference leads to; anything else as it is."""
-    if "$ref" not in schema:
-        return schema
-    found: Mapping[str, Any] = schemas[schema["$ref"].rpartition("/")[2]]
-    return found

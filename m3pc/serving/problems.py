@@ -1,29 +1,30 @@
-"""What is answered when nothing can be done: one shape for all, RFC 9457's."""
+"""Error responses: problem documents as of RFC 9457, whatever went wrong."""
 
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 from starlette.responses import Response
 
 from m3pc.config.strict_yaml import plain, shown
-from m3pc.serving.messages import TAGS, Problem
-from m3pc.serving.sessions import ConflictError, NoRoomError, UnknownSessionError
+from m3pc.serving.messages import OPENING_TAGS, Problem
+from m3pc.serving.sessions import SessionLimitError, StepConflictError, UnknownSessionError
 from m3pc.types import InputError
 
-KIND = "application/problem+json"
-RETRY_SECONDS = 1
-# What a user's error is to HTTP.
-STATUSES: Mapping[type[InputError], HTTPStatus] = {
-    ConflictError: HTTPStatus.CONFLICT,
+PROBLEM_JSON: Final = "application/problem+json"
+RETRY_SECONDS: Final = 1
+STATUSES: Final[Mapping[type[InputError], HTTPStatus]] = {  # of other InputErrors: 422
+    StepConflictError: HTTPStatus.CONFLICT,
     UnknownSessionError: HTTPStatus.NOT_FOUND,
-    NoRoomError: HTTPStatus.SERVICE_UNAVAILABLE,
+    SessionLimitError: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
 
 class ProblemError(Exception):
+    """A request that is answered by a problem document."""
+
     def __init__(
         self,
         status: int,
@@ -40,27 +41,27 @@ class ProblemError(Exception):
             self.headers.setdefault("Retry-After", str(RETRY_SECONDS))
 
     def response(self) -> Response:
-        told = Problem(
+        problem = Problem(
             title=HTTPStatus(self.status).phrase,
             status=self.status,
             detail=self.detail,
             where=self.where,
             expected_step=self.expected_step,
         )
-        content = told.model_dump_json()
-        return Response(content, self.status, headers=self.headers, media_type=KIND)
+        content = problem.model_dump_json()
+        return Response(content, self.status, headers=self.headers, media_type=PROBLEM_JSON)
 
 
-def of_input(error: InputError) -> ProblemError:
+def problem_of_input(error: InputError) -> ProblemError:
     status = STATUSES.get(type(error), HTTPStatus.UNPROCESSABLE_ENTITY)
-    expected = error.expected if isinstance(error, ConflictError) else None
+    expected = error.expected if isinstance(error, StepConflictError) else None
     return ProblemError(status, str(error), expected_step=expected)
 
 
-def of_message(error: ValidationError) -> ProblemError:
-    """The first field that is wrong: what was found, what is expected."""
+def problem_of_message(error: ValidationError) -> ProblemError:
+    """The first wrong field: what was found, what was expected."""
     first = error.errors(include_url=False)[0]
-    where = _place(first["loc"])
+    where = _field_path(first["loc"])
     subject = where or "the message"
     if first["type"] == "json_invalid":
         detail = f"the message is no JSON: {plain(str(first['ctx']['error']))}"
@@ -69,19 +70,19 @@ def of_message(error: ValidationError) -> ProblemError:
     elif first["type"] == "extra_forbidden":
         detail = f"{subject} is no field of this message; leave it out"
     else:
-        detail = f"{subject} is {_found(first['input'])}: {first['msg']}"
+        detail = f"{subject} is {_shown_input(first['input'])}: {first['msg']}"
     return ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, detail, where=where)
 
 
-def _place(parts: tuple[Any, ...]) -> str | None:
-    """observation[3], without the kind of session that pydantic puts in front."""
-    if parts and parts[0] in TAGS and len(parts) != 1:
+def _field_path(parts: tuple[Any, ...]) -> str | None:
+    """observation[3], without the kind of opening that pydantic puts in front."""
+    if parts and parts[0] in OPENING_TAGS and len(parts) != 1:
         parts = parts[1:]
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
     return plain(text.lstrip(".")) or None
 
 
-def _found(value: object) -> str:
+def _shown_input(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value}, no finite number"
     return shown(tuple(value) if isinstance(value, list) else value)

@@ -1,6 +1,7 @@
-"""Episodes of robots in a store, each once, under a slot of the robot's own.
+"""Episodes of robots in a replay store: each once, in the producer slot of its robot.
 
-A robot is an actor like any other: what it did can be sampled, dropped by slot, exported.
+In the store a robot is like any rollout actor: its episodes can be sampled, dropped by slot and
+exported.
 """
 
 import logging
@@ -13,42 +14,56 @@ from typing import Final, Literal
 
 from actors.outbox import Outbox
 from m3pc.model.weights import Weights
-from m3pc.telemetry.recorder import Recorder, Snapshot, merged
+from m3pc.telemetry.recorder import Recorder, Snapshot, merge
 from m3pc.types import AppendKey, Episode, InputError
+from replay.format.fs import FS
 from replay.format.manifest import Header
 from replay.format.payload import encode
-from replay.format.validation import check
+from replay.format.validation import check_episode
 from replay.writing.group_commit import GroupCommitter
 from replay.writing.writer import Writer, WriterOptions
 
-ACK_SECONDS: Final = 5.0  # that an answer waits for the disk
-PUT_SECONDS: Final = 1.0
-FLUSH_SECONDS: Final = 20.0  # at the end, for all together
-ANONYMOUS: Final = 0  # slot of those without a name
-MOST_ROBOTS: Final = 256  # names whose episodes are on their way, for each of which a thread sends
+ANONYMOUS: Final = 0  # slot of robots without a name
+RETRY: Final = "end the session again, later"
 
 log = logging.getLogger(__name__)
-
-LATER: Final = "end the session again, later"
 
 StoreOutcome = Literal["durable", "waiting", "rejected"]
 
 
 class StoreBusyError(RuntimeError):
-    """So much waits for the disk that no more is taken now."""
+    """Too many episodes wait for the disk; this one was not taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoreResult:
     outcome: StoreOutcome
     slot: int
     reason: str = ""
 
 
-class EpisodeRecording:
-    """Any thread may store. Holds the store until it is closed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingLimits:
+    """Times in seconds."""
 
-    def __init__(self, path: Path, weights: Weights) -> None:
+    put_seconds: float = 1.0  # to wait for room in a robot's outbox
+    ack_seconds: float = 5.0  # to wait for the disk before an episode is reported as waiting
+    flush_seconds: float = 20.0  # for all outboxes together when the server stops
+    max_outboxes: int = 256  # robots whose episodes wait for the disk; each has a sending thread
+
+
+class EpisodeRecording:
+    """Any thread may store. Owns the store until it is closed."""
+
+    def __init__(
+        self,
+        path: Path,
+        weights: Weights,
+        *,
+        limits: RecordingLimits | None = None,
+        fs: FS | None = None,
+    ) -> None:
+        self.limits = limits or RecordingLimits()
         self._header = Header(
             states=weights.state_size,
             actions=weights.action_size,
@@ -57,161 +72,187 @@ class EpisodeRecording:
             source={"kind": "robots"},
         )
         self._recorder = Recorder()
-        self._appender = GroupCommitter(
-            Writer(path, self._header, WriterOptions(durability="fsync")), recorder=self._recorder
-        )
-        self._lock = threading.Lock()  # of what follows; nobody waits for a disk while he has it
-        self._lines: dict[int, _Line] = {}
-        self._gone: Snapshot = {}  # what lines told that are there no more
+        writer = Writer(path, self._header, WriterOptions(durability="fsync"), fs=fs)
+        self._committer = GroupCommitter(writer, recorder=self._recorder)
+        self._lock = threading.Lock()  # of what follows; never held while waiting for the disk
+        self._outboxes: dict[int, _RobotOutbox] = {}
+        self._closed_outboxes: Snapshot = {}  # metrics of outboxes that were removed
         self._lost = 0
 
-    def store(self, name: str | None, episode: Episode) -> Stored:
-        """Wait for the disk, but not for long: what waits then is stored as soon as it can be.
+    @property
+    def outboxes(self) -> int:
+        with self._lock:
+            return len(self._outboxes)
 
-        StoreBusyError where it may be tried again, OSError where nothing is stored any more.
+    @property
+    def unacked(self) -> int:
+        """Episodes that wait for the disk."""
+        with self._lock:
+            return sum(outbox.unacked for outbox in self._outboxes.values())
+
+    @property
+    def lost(self) -> int:
+        """Episodes that were not stored and whose robots were not informed."""
+        return self._lost
+
+    def store(self, name: str | None, episode: Episode) -> StoreResult:
+        """Wait for the disk, at most `ack_seconds`: an episode that waits is stored later.
+
+        StoreBusyError if it may be tried again, OSError if the store is broken.
         """
         slot = slot_of(name)
         try:
-            check(episode, self._header, number=0)
+            check_episode(episode, self._header, number=0)
         except InputError as error:
-            return Stored(outcome="rejected", slot=slot, reason=str(error))
-        told = self._put(slot, episode, PUT_SECONDS)
+            return StoreResult(outcome="rejected", slot=slot, reason=str(error))
+        answer = self._put(slot, episode, self.limits.put_seconds)
         try:
-            reason = told.result(ACK_SECONDS)
+            reason = answer.result(self.limits.ack_seconds)
         except TimeoutError:
-            self._appender.writer.require_whole()
+            self._committer.writer.require_working()
             reason = "the disk has not answered yet; the server's log says why"
-            return Stored(outcome="waiting", slot=slot, reason=reason)
-        return Stored(outcome="rejected" if reason else "durable", slot=slot, reason=reason)
+            return StoreResult(outcome="waiting", slot=slot, reason=reason)
+        return StoreResult(outcome="rejected" if reason else "durable", slot=slot, reason=reason)
 
-    def keep(self, name: str | None, episode: Episode, seconds: float = PUT_SECONDS) -> None:
-        """The same where nobody waits for an answer: what cannot be stored is counted."""
+    def store_later(
+        self, name: str | None, episode: Episode, put_seconds: float | None = None
+    ) -> None:
+        """Store an episode that no robot waits for: if that fails, it is logged and counted."""
+        seconds = self.limits.put_seconds if put_seconds is None else put_seconds
         try:
-            check(episode, self._header, number=0)
-            told = self._put(slot_of(name), episode, seconds)
+            check_episode(episode, self._header, number=0)
+            answer = self._put(slot_of(name), episode, seconds)
         except (InputError, StoreBusyError, OSError) as error:
-            self._lose(name, str(error))
+            self._count_loss(name, str(error))
         else:
-            told.add_done_callback(lambda done: self._lose(name, done.result()))
+            answer.add_done_callback(lambda done: self._count_loss(name, done.result()))
 
     def snapshot(self) -> Snapshot:
         with self._lock:
-            gone, lines = self._gone, list(self._lines.values())
-        recorders = [self._recorder, *(line.recorder for line in lines)]
-        return merged([gone, *(each.snapshot() for each in recorders)])
+            closed, outboxes = self._closed_outboxes, list(self._outboxes.values())
+        recorders = [self._recorder, *(outbox.recorder for outbox in outboxes)]
+        return merge([closed, *(recorder.snapshot() for recorder in recorders)])
 
     @property
     def broken(self) -> bool:
-        """Nothing is stored any more, until the server is started anew."""
+        """Whether nothing can be stored until the server is restarted."""
         try:
-            self._appender.writer.require_whole()
+            self._committer.writer.require_working()
         except OSError:
             return True
         return False
 
     def close(self) -> int:
-        """How many episodes could not be stored."""
+        """The number of episodes that could not be stored."""
         with self._lock:
-            lines = list(self._lines.values())
-        with ThreadPoolExecutor(max(len(lines), 1)) as pool:
-            seconds = 0.0 if self.broken else FLUSH_SECONDS
-            left = [pool.submit(line.close, seconds) for line in lines]
-            waiting = sum(each.result() for each in left)
-        self._appender.close()
-        return waiting + self._lost
+            outboxes = list(self._outboxes.values())
+        with ThreadPoolExecutor(max(len(outboxes), 1)) as pool:
+            seconds = 0.0 if self.broken else self.limits.flush_seconds
+            closing = [pool.submit(outbox.close, seconds) for outbox in outboxes]
+            unacked = sum(future.result() for future in closing)
+        self._committer.close()
+        return unacked + self._lost
 
     def _put(self, slot: int, episode: Episode, seconds: float) -> "Future[str]":
-        """Why it is not stored, once that is known; empty where it is."""
-        self._appender.writer.require_whole()
+        """Resolves to the reason why the episode is not stored; empty once it is."""
+        self._committer.writer.require_working()
         payload = encode(episode)
-        line = self._borrowed(slot)
+        outbox = self._borrow_outbox(slot)
         try:
-            return line.put(payload, len(episode), seconds)
+            return outbox.put(payload, len(episode), seconds)
         finally:
             with self._lock:
-                line.users -= 1
+                outbox.users -= 1
 
-    def _borrowed(self, slot: int) -> "_Line":
-        idle: list[_Line] = []
+    def _borrow_outbox(self, slot: int) -> "_RobotOutbox":
+        idle: list[_RobotOutbox] = []
         with self._lock:
-            if slot not in self._lines:
-                if len(self._lines) >= MOST_ROBOTS:
-                    idle = self._released()
-                incarnation = self._appender.writer.producer(slot).incarnation + 1
-                self._lines[slot] = _Line(self._appender, slot, incarnation)
-            line = self._lines[slot]
-            line.users += 1
-        for each in idle:
-            each.close(0.0)
-        return line
+            if slot not in self._outboxes:
+                if len(self._outboxes) >= self.limits.max_outboxes:
+                    idle = self._remove_idle()
+                incarnation = self._committer.writer.producers[slot].incarnation + 1
+                self._outboxes[slot] = _RobotOutbox(self._committer, slot, incarnation)
+            outbox = self._outboxes[slot]
+            outbox.users += 1
+        for removed in idle:
+            removed.close(0.0)
+        return outbox
 
-    def _released(self) -> "list[_Line]":
-        """Lines of which everything is stored make room."""
-        idle = {slot: line for slot, line in self._lines.items() if line.idle}
+    def _remove_idle(self) -> "list[_RobotOutbox]":
+        """Outboxes whose episodes are all stored make room."""
+        idle = {slot: outbox for slot, outbox in self._outboxes.items() if outbox.idle}
         if not idle:
             raise StoreBusyError(
-                f"episodes of {len(self._lines)} robots wait for the disk, as many as may; {LATER}"
+                f"episodes of {len(self._outboxes)} robots wait for the disk, as many as may; "
+                f"{RETRY}"
             )
         for slot in idle:
-            del self._lines[slot]
-        self._gone = merged([self._gone, *(line.recorder.snapshot() for line in idle.values())])
+            del self._outboxes[slot]
+        snapshots = [outbox.recorder.snapshot() for outbox in idle.values()]
+        self._closed_outboxes = merge([self._closed_outboxes, *snapshots])
         return list(idle.values())
 
-    def _lose(self, name: str | None, reason: str) -> None:
-        """An episode of which nobody else will hear; none where there is no reason."""
+    def _count_loss(self, name: str | None, reason: str) -> None:
+        """An empty reason means that the episode was stored."""
         if reason:
             log.error("event=episode-lost name=%s reason=%r", name, reason)
             with self._lock:
                 self._lost += 1
 
 
-class _Line:
-    """What one robot sends, in order."""
+class _RobotOutbox:
+    """Sends one robot's episodes, in order."""
 
-    def __init__(self, appender: GroupCommitter, slot: int, incarnation: int) -> None:
-        self.recorder, self.users = Recorder(), 0  # those that are about to put
-        self._own = threading.Lock()  # of the order
-        self._told: dict[int, Future[str]] = {}  # by sequence
-        self._count = 0
+    def __init__(self, committer: GroupCommitter, slot: int, incarnation: int) -> None:
+        self.recorder = Recorder()
+        self.users = 0  # threads that are about to put
+        self._order = threading.Lock()
+        self._answers: dict[int, Future[str]] = {}  # by sequence number
+        self._sequence = 0
         self._outbox = Outbox(
-            appender,
+            committer,
             slot,
             incarnation,
             recorder=self.recorder,
-            on_ack=lambda receipt: self._tell(receipt.key, ""),
-            on_reject=lambda key, ack: self._tell(key, ack.reason or "refused"),
+            on_ack=lambda acked: self._resolve(acked.key, ""),
+            on_reject=lambda key, ack: self._resolve(key, ack.reason or "refused"),
         )
 
     @property
+    def unacked(self) -> int:
+        return self._outbox.unacked
+
+    @property
     def idle(self) -> bool:
-        return not self.users and not self._outbox.unacked
+        return not self.users and not self.unacked
 
     def put(self, payload: bytes, steps: int, seconds: float) -> "Future[str]":
-        if not self._own.acquire(timeout=seconds):
-            raise StoreBusyError(f"others wait for the disk; {LATER}")
+        if not self._order.acquire(timeout=seconds):
+            raise StoreBusyError(f"others wait for the disk; {RETRY}")
         try:
-            told: Future[str] = Future()
-            self._told[self._count] = told
+            answer: Future[str] = Future()
+            self._answers[self._sequence] = answer
             if not self._outbox.put(payload, seconds, steps=steps):
-                del self._told[self._count]
-                why = self._outbox.failure or "too many episodes wait for the disk"
-                raise StoreBusyError(f"{why}; {LATER}")
-            self._count += 1
+                del self._answers[self._sequence]
+                reason = self._outbox.failure or "too many episodes wait for the disk"
+                raise StoreBusyError(f"{reason}; {RETRY}")
+            self._sequence += 1
         finally:
-            self._own.release()
-        return told
+            self._order.release()
+        return answer
 
     def close(self, seconds: float) -> int:
-        lost = self._outbox.flush(seconds)
+        """The number of episodes that are not stored after so long."""
+        unacked = self._outbox.flush(seconds)
         self._outbox.close()
-        return lost
+        return unacked
 
-    def _tell(self, key: AppendKey, reason: str) -> None:
-        told = self._told.pop(AppendKey(*key).sequence, None)
-        if told is not None:
-            told.set_result(reason)
+    def _resolve(self, key: AppendKey, reason: str) -> None:
+        answer = self._answers.pop(AppendKey(*key).sequence, None)
+        if answer is not None:
+            answer.set_result(reason)
 
 
 def slot_of(name: str | None) -> int:
-    """The same on every day: nothing has to be remembered for it."""
+    """Derived from the name, so that it is the same in every run."""
     return ANONYMOUS if name is None else zlib.crc32(name.encode()) & 0x7FFFFFFF

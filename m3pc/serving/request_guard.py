@@ -1,30 +1,29 @@
-"""Who is let in, before anything of a request is looked at: token, host, site, size, time.
+"""Checks before anything of a request is read further: token, host, site, size, time.
 
-A web page in a browser on this machine may send requests here. It has no token, and without one
-nobody is answered under a name that a stranger may own, nor for the page of another site.
+A web page in a browser on this machine may send requests here. It has no token; where none is
+required, requests to a foreign host name and requests from pages of other sites are refused.
 """
 
 import asyncio
-import hmac
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from m3pc.core.http_server import is_own_name
+from m3pc.core.http_server import has_token, headers_of, is_cross_site, is_own_name
 from m3pc.serving.problems import ProblemError
 
-READ_SECONDS: Final = 10.0  # for a request's body
-OPEN: Final = ("/livez", "/readyz", "/openapi.json", "/docs", "/metrics")  # without the token
+READ_SECONDS: Final = 10.0  # for a request's body to arrive
+OPEN_PATHS: Final = ("/livez", "/readyz", "/openapi.json", "/docs", "/metrics")  # without the token
 METRICS: Final = "/metrics"
-ARRIVED: Final = "m3pc.arrived"  # in a scope: when its request began, by the guard's clock
+ARRIVED: Final = "m3pc.arrived"  # key in a scope: when its request began, by the guard's clock
 
 log = logging.getLogger(__name__)
 
 
 class RequestGuard:
-    """Around an application. Whatever goes wrong inside of it is a sentence outside."""
+    """ASGI middleware around the application. Every failure inside becomes a problem document."""
 
     def __init__(
         self,
@@ -32,11 +31,14 @@ class RequestGuard:
         *,
         token: str | None,
         metrics_token: str | None,
-        largest: int,
+        max_body: int,
         clock: Callable[[], float],
+        read_seconds: float = READ_SECONDS,
     ) -> None:
-        self._app, self._largest, self._clock = app, largest, clock
+        """`max_body` in bytes; `read_seconds` for a body to arrive."""
+        self._app, self._max_body, self._clock = app, max_body, clock
         self._token, self._metrics_token = token, metrics_token
+        self._read_seconds = read_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -46,12 +48,12 @@ class RequestGuard:
             await send({"type": "websocket.close", "code": 1008})
             return
         scope[ARRIVED] = self._clock()
-        begun = False
+        started = False
 
-        async def answer(message: Message) -> None:
-            nonlocal begun
+        async def send_guarded(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
-                begun = True
+                started = True
                 message["headers"] += [
                     (b"x-content-type-options", b"nosniff"),
                     (b"cache-control", b"no-store"),
@@ -59,50 +61,49 @@ class RequestGuard:
             await send(message)
 
         try:
-            self._require_entry(scope)
+            self._check_sender(scope)
             body = await self._body(scope, receive)
-            await self._app(scope, _once(body, receive), answer)
+            await self._app(scope, _once(body, receive), send_guarded)
         except ProblemError as error:
-            await error.response()(scope, receive, answer)
+            await error.response()(scope, receive, send_guarded)
         except Exception:
             log.exception("event=request-failed path=%r", scope["path"][:200])
-            if not begun:
-                failed = ProblemError(500, "the server failed; its log says how")
-                await failed.response()(scope, receive, answer)
+            if not started:
+                failure = ProblemError(500, "the server failed; its log says why")
+                await failure.response()(scope, receive, send_guarded)
 
-    def _require_entry(self, scope: Scope) -> None:
-        headers = _headers(scope)
-        if "origin" in headers or headers.get("sec-fetch-site") == "cross-site":
+    def _check_sender(self, scope: Scope) -> None:
+        headers = headers_of(scope)
+        if is_cross_site(headers):
             raise ProblemError(403, "this is not for pages of other sites; ask from a program")
-        wanted = self._token
-        if scope["path"] in OPEN:
-            wanted = self._metrics_token if scope["path"] == METRICS else None
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if wanted is None:
+        required = self._token
+        if scope["path"] in OPEN_PATHS:
+            required = self._metrics_token if scope["path"] == METRICS else None
+        if required is None:
             if not is_own_name(headers.get("host", "")):
                 raise ProblemError(
                     421, "ask by an IP address, localhost or this machine's name", where="Host"
                 )
-        elif scheme.lower() != "bearer" or not hmac.compare_digest(
-            given.encode(errors="replace"), wanted.encode()
-        ):
-            said = "another token was sent" if scheme else "no token was sent"
+        elif not has_token(headers, required):
+            sent = "another token was sent" if "authorization" in headers else "no token was sent"
             raise ProblemError(
                 401,
-                f"{said}; send the server's as `Authorization: Bearer TOKEN`",
+                f"{sent}; send the server's as `Authorization: Bearer TOKEN`",
                 where="Authorization",
                 headers={"WWW-Authenticate": 'Bearer realm="m3pc"'},
             )
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        length = _headers(scope).get("content-length", "")
-        if length.isdecimal() and int(length) > self._largest:
+        length = headers_of(scope).get("content-length", "")
+        if length.isdecimal() and int(length) > self._max_body:
             raise self._too_large()
         try:
-            async with asyncio.timeout(READ_SECONDS):
+            async with asyncio.timeout(self._read_seconds):
                 return await self._read(receive)
         except TimeoutError:
-            detail = f"the message did not arrive within {READ_SECONDS:g} seconds; send it again"
+            detail = (
+                f"the message did not arrive within {self._read_seconds:g} seconds; send it again"
+            )
             raise ProblemError(408, detail, headers={"Connection": "close"}) from None
 
     async def _read(self, receive: Receive) -> bytes:
@@ -110,30 +111,26 @@ class RequestGuard:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise ProblemError(400, "the message ended before it was whole; send it again")
+                raise ProblemError(400, "the message ended before it was complete; send it again")
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             more = message.get("more_body", False)
-            if size > self._largest:
+            if size > self._max_body:
                 raise self._too_large()
         return b"".join(parts)
 
     def _too_large(self) -> ProblemError:
-        detail = f"the message has more than {self._largest} bytes; no message needs as many"
+        detail = f"the message has more than {self._max_body} bytes; no message needs as many"
         return ProblemError(413, detail, headers={"Connection": "close"})
 
 
-def _headers(scope: Scope) -> Mapping[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-
-
 def _once(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, as one piece; then whatever comes."""
-    left = [body]
+    """A receive function that yields the body in one part, then whatever follows."""
+    unread = [body]
 
-    async def again() -> Message:
-        if left:
-            return {"type": "http.request", "body": left.pop(), "more_body": False}
+    async def receive_again() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
         return await receive()
 
-    return again
+    return receive_again

@@ -1,200 +1,169 @@
-"""The paths of the server: what may be asked, and how it may be answered.
+"""The HTTP operations. FastAPI routes and describes them; codec.py reads and writes their messages.
 
-One table for the router, the OpenAPI document and the page that shows it.
+FastAPI's own reading of bodies is not used: it knows no msgpack, and answers a bad body in another
+shape than ours.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Annotated, Any, Final
 
+from fastapi import Depends, FastAPI, Path
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from m3pc.serving.codec import JSON, content_kind, decoded, encoded
 from m3pc.serving.messages import (
-    END,
-    OPENING,
-    STEP,
     ActionResponse,
+    End,
     EndResponse,
     Message,
     ModelInfo,
+    Opening,
     SessionCreated,
     SessionStatus,
+    Step,
 )
+from m3pc.serving.problems import PROBLEM_JSON
 from m3pc.serving.request_guard import ARRIVED
 from m3pc.serving.session_service import SessionService
 
 SESSION: Final = "/v1/sessions/{session}"
+SessionId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
+TOKEN: Final = [Depends(HTTPBearer(scheme_name="token"))]  # describes it; the guard checks it
+PROBLEM: Final = {"$ref": "#/components/schemas/Problem"}
+TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 # Why a request may be answered by a Problem.
 WHY: Final[Mapping[int, str]] = {
     400: "The message broke off.",
-    401: "No token, or another one.",
-    403: "Asked by a page of another site.",
-    404: "There is no such session, or not any more.",
+    401: "No token, or a wrong one.",
+    403: "Sent by a page of another site.",
+    404: "There is no such session, or no longer.",
     408: "The message took too long to arrive.",
-    409: "Not now: another step is expected, or it was said otherwise before.",
+    409: "Another step is expected, or the same request was sent before with other content.",
     413: "The message is too large.",
     415: "Neither JSON nor msgpack.",
-    421: "Asked by a name that a stranger may own.",
+    421: "Sent to a host name that another site may own.",
     422: "The message is not understood, or does not fit the model.",
-    503: "Not now: ask again, after as many seconds as Retry-After says.",
+    503: "Not now: retry after the seconds in Retry-After.",
 }
-ENTRY: Final = (401, 403, 421)
+HEADERS: Final = {401: "WWW-Authenticate", 503: "Retry-After"}
 BODY: Final = (400, 408, 413, 415, 422)
 
-Handler = Callable[[Request], Awaitable[Response]]
+
+def problems(*statuses: int, token: bool = True) -> dict[int | str, dict[str, Any]]:
+    """The problems of an operation as OpenAPI responses, with those of the request guard."""
+    responses: dict[int | str, dict[str, Any]] = {}
+    for status in sorted({*statuses, 403, 421, *([401] if token else [])}):
+        content = {PROBLEM_JSON: {"schema": PROBLEM}}
+        responses[status] = {"description": WHY[status], "content": content}
+        if status in HEADERS:
+            responses[status]["headers"] = {HEADERS[status]: {"schema": {"type": "string"}}}
+    return responses
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
-    method: Literal["GET", "POST", "DELETE"]
-    path: str
-    handler: Handler
-    summary: str
-    answer: type[Message] | None  # None: text, or nothing
-    status: int = 200
-    body: TypeAdapter[Any] | None = None
-    problems: tuple[int, ...] = ()
-    guarded: bool = True  # by the token
+def operation_id(route: APIRoute) -> str:
+    """post_v1_sessions_session_act and the like."""
+    method = min(route.methods or {""})  # the only one
+    return f"{method.lower()}{route.path_format.replace('/', '_').translate({123: '', 125: ''})}"
 
 
-def paths(robots: SessionService, metrics: Callable[[], Response]) -> list[Path]:
-    return [*_sessions(robots), *_weights(robots), *_health(robots, metrics)]
+def session_links() -> dict[int | str, dict[str, Any]]:
+    """OpenAPI links of a created session: the operations that take its id."""
+    prefix, parameters = "v1_sessions_session", {"session": "$response.body#/session"}
+    ids = {"act": f"post_{prefix}_act", "end": f"post_{prefix}_end"}
+    ids |= {"status": f"get_{prefix}", "drop": f"delete_{prefix}"}
+    links = {name: {"operationId": id, "parameters": parameters} for name, id in ids.items()}
+    return {201: {"links": links}}
 
 
-def _sessions(robots: SessionService) -> list[Path]:
-    async def come(request: Request) -> Response:
-        kind, asked = await _message(request, OPENING)
-        return encoded(robots.open(asked), kind, 201)
+class MessageRoute(APIRoute):
+    """Decodes the body by its Content-Type, calls the endpoint, answers in the same encoding."""
 
-    async def act(request: Request) -> Response:
-        kind, asked = await _message(request, STEP)
-        return encoded(await robots.act(_id(request), asked, request.scope[ARRIVED]), kind)
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        field, request_name = self.body_field, self.dependant.request_param_name
+        message = TypeAdapter(self.endpoint.__annotations__[field.name]) if field else None
 
-    async def end(request: Request) -> Response:
-        kind, asked = await _message(request, END)
-        return encoded(await robots.end(_id(request), asked), kind)
+        async def handle(request: Request) -> Response:
+            arguments, kind = dict(request.path_params), JSON
+            if field and message:
+                kind = content_kind(request.headers)
+                arguments[field.name] = decoded(await request.body(), kind, message)
+            if request_name:
+                arguments[request_name] = request
+            answer = await self.endpoint(**arguments)
+            if isinstance(answer, Message):
+                return encoded(answer, kind, self.status_code or 200)
+            return answer if isinstance(answer, Response) else Response(status_code=204)
 
-    async def look(request: Request) -> Response:
-        return encoded(robots.standing(_id(request)), JSON)
-
-    async def leave(request: Request) -> Response:
-        robots.leave(_id(request))
-        return Response(status_code=204)
-
-    return [
-        Path(
-            method="POST",
-            path="/v1/sessions",
-            handler=come,
-            summary="Come: what is wanted in this episode. Without a field it is a high return.",
-            answer=SessionCreated,
-            status=201,
-            body=OPENING,
-            problems=(*ENTRY, *BODY, 409, 503),
-        ),
-        Path(
-            method="POST",
-            path=f"{SESSION}/act",
-            handler=act,
-            summary="Say where the robot is, get what it should do.",
-            answer=ActionResponse,
-            body=STEP,
-            problems=(*ENTRY, *BODY, 404, 409, 503),
-        ),
-        Path(
-            method="POST",
-            path=f"{SESSION}/end",
-            handler=end,
-            summary="Say how the episode ended. Where episodes are stored, this one is then.",
-            answer=EndResponse,
-            body=END,
-            problems=(*ENTRY, *BODY, 404, 409, 503),
-        ),
-        Path(
-            method="GET",
-            path=SESSION,
-            handler=look,
-            summary="How far a session is.",
-            answer=SessionStatus,
-            problems=(*ENTRY, 404),
-        ),
-        Path(
-            method="DELETE",
-            path=SESSION,
-            handler=leave,
-            summary="Go without an end: nothing of the episode is stored.",
-            answer=None,
-            status=204,
-            problems=(*ENTRY, 404, 409),
-        ),
-    ]
+        return handle
 
 
-def _weights(robots: SessionService) -> list[Path]:
-    async def serving(request: Request) -> Response:
-        return encoded(robots.serving(), JSON)
+def add_session_routes(app: FastAPI, service: SessionService) -> None:
+    @app.post(
+        "/v1/sessions",
+        status_code=201,
+        responses=session_links() | problems(*BODY, 409, 503),
+        dependencies=TOKEN,
+    )
+    async def open_session(opening: Opening) -> SessionCreated:
+        """Start an episode. By default the robot acts for a high return."""
+        return service.open(opening)
 
-    async def reload(request: Request) -> Response:
-        return encoded(await robots.reload(), JSON)
+    @app.post(f"{SESSION}/act", responses=problems(*BODY, 404, 409, 503), dependencies=TOKEN)
+    async def act(request: Request, session: SessionId, step: Step) -> ActionResponse:
+        """Report where the robot is and get its next action."""
+        return await service.act(session, step, request.scope[ARRIVED])
 
-    return [
-        Path(
-            method="GET",
-            path="/v1/weights",
-            handler=serving,
-            summary="Which weights answer, and for what.",
-            answer=ModelInfo,
-            problems=ENTRY,
-        ),
-        Path(
-            method="POST",
-            path="/v1/weights",
-            handler=reload,
-            summary="Read the weights anew from where they came. Sessions go on; what is not sound "
-            "or does not fit is refused, and the weights from before go on.",
-            answer=ModelInfo,
-            problems=(*ENTRY, 409, 422),
-        ),
-    ]
+    @app.post(f"{SESSION}/end", responses=problems(*BODY, 404, 409, 503), dependencies=TOKEN)
+    async def end(session: SessionId, end: End) -> EndResponse:
+        """Report how the episode ended. If this server records episodes, it is stored now."""
+        return await service.end(session, end)
+
+    @app.get(SESSION, responses=problems(404), dependencies=TOKEN)
+    async def status(session: SessionId) -> SessionStatus:
+        """How far a session is."""
+        return service.status(session)
+
+    @app.delete(SESSION, status_code=204, responses=problems(404, 409), dependencies=TOKEN)
+    async def drop(session: SessionId) -> None:
+        """Drop a session without an end: nothing of the episode is stored."""
+        service.drop(session)
 
 
-def _health(robots: SessionService, metrics: Callable[[], Response]) -> list[Path]:
-    async def alive(request: Request) -> Response:
+def add_weights_routes(app: FastAPI, service: SessionService) -> None:
+    @app.get("/v1/weights", responses=problems(), dependencies=TOKEN)
+    async def weights() -> ModelInfo:
+        """Which weights answer, and what they were trained for."""
+        return service.model_info()
+
+    @app.post("/v1/weights", responses=problems(409, 422), dependencies=TOKEN)
+    async def reload() -> ModelInfo:
+        """Read the weights again from their source. Open sessions continue; weights that are
+        damaged or do not fit are refused, and the current ones stay."""
+        return await service.reload()
+
+
+def add_health_routes(
+    app: FastAPI, service: SessionService, metrics: Callable[[], Response]
+) -> None:
+    guard = problems(token=False)
+    not_ready: dict[int | str, dict[str, Any]] = {503: {"description": WHY[503], "content": TEXT}}
+
+    @app.get("/livez", responses=guard, response_class=PlainTextResponse)
+    async def live() -> Response:
+        """Whether the server answers at all."""
         return PlainTextResponse("alive\n")
 
-    async def ready(request: Request) -> Response:
-        lacks = robots.lacks
-        return PlainTextResponse(f"{lacks or 'ready'}\n", 503 if lacks else 200)
+    @app.get("/readyz", responses=guard | not_ready, response_class=PlainTextResponse)
+    async def ready() -> Response:
+        """Whether the server can plan: 200, or 503 and the reason."""
+        reason = service.not_ready_reason
+        return PlainTextResponse(f"{reason or 'ready'}\n", 503 if reason else 200)
 
-    async def told(request: Request) -> Response:
+    @app.get("/metrics", responses=problems(), response_class=PlainTextResponse)
+    async def prometheus() -> Response:
+        """Metrics for Prometheus."""
         return metrics()
-
-    rows: list[tuple[str, Handler, str]] = [
-        ("/livez", alive, "Whether the server answers at all."),
-        ("/readyz", ready, "Whether it can plan: 200, or 503 and why not."),
-        ("/metrics", told, "For Prometheus."),
-    ]
-    return [
-        Path(
-            method="GET",
-            path=path,
-            handler=handler,
-            summary=summary,
-            answer=None,
-            problems=ENTRY if path == "/metrics" else (403, 421),
-            guarded=False,
-        )
-        for path, handler, summary in rows
-    ]
-
-
-async def _message(request: Request, of: TypeAdapter[Any]) -> tuple[str, Any]:
-    kind = content_kind(request.headers)
-    return kind, decoded(await request.body(), kind, of)
-
-
-def _id(request: Request) -> str:
-    return str(request.path_params["session"])

@@ -1,4 +1,4 @@
-"""A checkpoint that answers robots until it is told to stop: everything put together."""
+"""`m3pc serve`: a checkpoint that answers robots until a signal stops it."""
 
 import asyncio
 import gc
@@ -19,11 +19,11 @@ from starlette.types import ASGIApp
 from m3pc import __version__
 from m3pc.config.overrides import replace
 from m3pc.core.exit_codes import IO_FAILED, OK
+from m3pc.core.http_server import BACKLOG, HEAD_SECONDS, ServerConfig, address_of, bound_socket
 from m3pc.core.token_file import check_token, make_token
-from m3pc.evaluation.agent import policy
+from m3pc.evaluation.agent import configured_policy
 from m3pc.model import checkpoint
 from m3pc.serving.app import application
-from m3pc.serving.connection import ConnectionTimeouts
 from m3pc.serving.problems import ProblemError
 from m3pc.serving.recording import EpisodeRecording
 from m3pc.serving.service_spec import ServiceSpec
@@ -34,11 +34,9 @@ from planner.policy import Policy
 from planner.server.service import PlannerService
 from planner.server.watchdog import batch_watchdog
 
-SWEEP: Final = 1.0  # seconds between two looks for idle sessions
-KEEP_ALIVE: Final = 75  # seconds that a silent connection is kept
-STOP_SECONDS: Final = 10  # for requests that are being answered
-BACKLOG: Final = 128  # connections that may wait
-LARGEST_HEAD: Final = 16 << 10  # bytes of a request's first lines
+IDLE_CHECK_SECONDS: Final = 1.0  # between two checks for idle sessions
+KEEP_ALIVE: Final = 75  # seconds that a connection may be silent between two requests
+STOP_SECONDS: Final = 10  # for open requests when the server stops
 METRICS_TOKEN: Final = "M3PC_METRICS_TOKEN_FILE"
 
 log = logging.getLogger(__name__)
@@ -48,54 +46,56 @@ log = logging.getLogger(__name__)
 class ServeConfig:
     """What to serve, where, and to whom."""
 
-    path: Path  # a run or checkpoint
+    source: Path  # a run or checkpoint
     host: str = "127.0.0.1"
     port: int = 8400
-    token: Path | None = None  # made if there is none; None: everybody on this machine may ask
-    sets: tuple[str, ...] = ()
+    token_file: Path | None = None  # created if missing; None: anyone on this machine may ask
+    overrides: tuple[str, ...] = ()  # PATH=VALUE of the configuration
     deadline: float = 0.05  # seconds
     record: Path | None = None  # a store
     follow: Path | None = None  # an online run
-    sessions: int = 64
-    idle: float = 600.0  # seconds
+    max_sessions: int = 64
+    idle_seconds: float = 600.0
 
 
-def serve(order: ServeConfig) -> int:
-    """The exit code. What cannot be served is refused before anything listens, and nothing does
-    before the planner can answer."""
-    token = _token(order)
-    found = checkpoint.read(order.path)
-    ready = policy(found, order.sets)
-    house = ServiceSpec.of(
-        ready,
-        critic=found.progress.get("critic_updates") != 0,
-        deadline=order.deadline,
-        most=order.sessions,
-        idle=order.idle,
+def serve(config: ServeConfig) -> int:
+    """Serve until a signal; the exit code.
+
+    Invalid settings are refused before the port is open, and the port opens only when the planner
+    can answer."""
+    token = _token(config)
+    loaded = checkpoint.read(config.source)
+    policy = configured_policy(loaded, config.overrides)
+    spec = ServiceSpec.from_policy(
+        policy,
+        critic_trained=loaded.progress.get("critic_updates") != 0,
+        deadline=config.deadline,
+        max_sessions=config.max_sessions,
+        idle_seconds=config.idle_seconds,
     )
-    versions = PublishedVersions(order.follow) if order.follow else None
+    versions = PublishedVersions(config.follow) if config.follow else None
     with ExitStack() as stack:
-        listening = stack.enter_context(closing(_socket(order)))
-        recording = EpisodeRecording(order.record, ready.weights) if order.record else None
+        listener = stack.enter_context(closing(reserved_socket(config.host, config.port)))
+        recording = EpisodeRecording(config.record, policy.weights) if config.record else None
         try:
-            service = stack.enter_context(_service(ready))
-            if versions is not None and order.follow is not None:
-                _warn_of_older(versions, ready.weights.version)
-                service.follow(versions, order.follow)
-            robots = SessionService(
-                service, house, recording=recording, source=None if versions else order.path
+            planner = stack.enter_context(_planner_service(policy))
+            if versions is not None and config.follow is not None:
+                _warn_if_run_is_older(versions, policy.weights.version)
+                planner.follow(versions, config.follow)
+            service = SessionService(
+                planner, spec, recording=recording, source=None if versions else config.source
             )
             app = application(
-                robots,
-                house,
+                service,
                 info={"version": __version__, "ray": "", "auth": "token" if token else "off"},
                 token=token,
                 metrics_token=_metrics_token(),
             )
             gc.collect()
-            gc.freeze()  # what is there by now stays: looking through it would hold up all robots
-            _listen(listening, order)  # from now on there is somebody who answers
-            asyncio.run(_run(PlannerServer(config(app, order.sessions)), robots, listening))
+            gc.freeze()  # exclude everything loaded so far from collections, which delay answers
+            start_listening(listener)
+            server = PlannerServer(server_config(app, config.max_sessions))
+            asyncio.run(_run(server, service, listener))
         finally:
             lost = recording.close() if recording is not None else 0
     if lost:
@@ -103,25 +103,42 @@ def serve(order: ServeConfig) -> int:
     return IO_FAILED if lost else OK
 
 
-def config(app: ASGIApp, sessions: int) -> uvicorn.Config:
-    return uvicorn.Config(
+def server_config(
+    app: ASGIApp, max_sessions: int, *, head_seconds: float = HEAD_SECONDS
+) -> ServerConfig:
+    return ServerConfig(
         app,
-        http=ConnectionTimeouts,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=STOP_SECONDS,
-        h11_max_incomplete_event_size=LARGEST_HEAD,
-        limit_concurrency=4 * sessions + 64,
+        max_connections=4 * max_sessions + 64,
+        keep_alive=KEEP_ALIVE,
+        stop_seconds=STOP_SECONDS,
+        head_seconds=head_seconds,
     )
 
 
-def _warn_of_older(versions: PublishedVersions, served: int) -> None:
-    """They are never taken, and nothing else would say so."""
+def reserved_socket(host: str, port: int) -> socket.socket:
+    """The address, taken but silent until `start_listening`: a taken port is reported at once."""
+    try:
+        return bound_socket(host, port)
+    except OSError as error:
+        raise _address_error(f"{host}:{port}", error) from None
+
+
+def start_listening(listener: socket.socket) -> None:
+    """InputError if another process began to listen meanwhile."""
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise _address_error(address_of(listener), error) from None
+
+
+def _address_error(address: str, error: OSError) -> InputError:
+    return InputError(
+        f"nothing can listen at {address}: {error.strerror or error}; give another --host or --port"
+    )
+
+
+def _warn_if_run_is_older(versions: PublishedVersions, served: int) -> None:
+    """The planner never swaps to older versions, and nothing else would tell the user."""
     newest, own = versions.newest(), Version.unpacked(served)
     if newest is not None and newest < own:
         log.warning(
@@ -132,83 +149,82 @@ def _warn_of_older(versions: PublishedVersions, served: int) -> None:
 
 
 class PlannerServer(uvicorn.Server):
-    """Without handlers of its own, which would stand in front of ours."""
+    """Without uvicorn's signal handlers, which would replace ours."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def _run(server: uvicorn.Server, robots: SessionService, listening: socket.socket) -> None:
+async def _run(server: uvicorn.Server, service: SessionService, listener: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
     def stop() -> None:
-        log.info("event=stopping sessions=%d", len(robots.sessions))
+        log.info("event=stopping sessions=%d", len(service.sessions))
         server.should_exit = True
 
     def reload() -> None:
-        task = loop.create_task(_reload(robots))
+        task = loop.create_task(_reload(service))
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, reload)
-    sweeping = loop.create_task(_sweep(robots))
-    host, port = listening.getsockname()[:2]
-    log.info("event=serving address=http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    idle_check = loop.create_task(_abandon_idle_sessions(service))
+    log.info("event=serving address=http://%s", address_of(listener))
     try:
-        await server.serve([listening])
+        await server.serve([listener])
     finally:
-        sweeping.cancel()
+        idle_check.cancel()
         with suppress(asyncio.CancelledError):
-            await sweeping
-        await robots.close()
+            await idle_check
+        await service.close()
 
 
-async def _sweep(robots: SessionService) -> None:
+async def _abandon_idle_sessions(service: SessionService) -> None:
     while True:
-        await asyncio.sleep(SWEEP)
+        await asyncio.sleep(IDLE_CHECK_SECONDS)
         try:
-            robots.sweep()
-        except Exception:  # the next look may do better
+            service.abandon_idle()
+        except Exception:  # try again at the next check
             log.exception("event=sweep-failed")
 
 
-async def _reload(robots: SessionService) -> None:
+async def _reload(service: SessionService) -> None:
     try:
-        await robots.reload()
+        await service.reload()
     except (InputError, ProblemError) as error:
         log.error("event=weights-not-taken reason=%r", str(error))
 
 
 @contextmanager
-def _service(ready: Policy) -> Iterator[PlannerService]:
-    """Robots that ask meanwhile are company enough: a batch waits for no more."""
-    config = replace(ready.config, {"fleet.batch_wait": 0.0})
-    with PlannerService(ready.weights, config, paced=True) as service:
-        watchdog = batch_watchdog(service.stuck_for)
+def _planner_service(policy: Policy) -> Iterator[PlannerService]:
+    """Batches form while the previous one is computed, so they do not wait to fill up."""
+    config = replace(policy.config, {"fleet.batch_wait": 0.0})
+    with PlannerService(policy.weights, config, deadline_aware=True) as planner:
+        watchdog = batch_watchdog(planner.stuck_for)
         watchdog.start()
         try:
-            yield service
+            yield planner
         finally:
             watchdog.close()
 
 
-def _token(order: ServeConfig) -> str | None:
-    own = _is_loopback(order.host)
-    if order.token is not None:
-        if not own:
+def _token(config: ServeConfig) -> str | None:
+    loopback = _is_loopback(config.host)
+    if config.token_file is not None:
+        if not loopback:
             log.warning(
                 "event=not-encrypted host=%s: the token and all messages can be read on the way; "
                 "use a private network or a proxy with TLS",
-                order.host,
+                config.host,
             )
-        return make_token(order.token).read_text(encoding="utf-8").strip()
-    if not own:
+        return make_token(config.token_file).read_text(encoding="utf-8").strip()
+    if not loopback:
         raise InputError(
-            f"--host is {order.host}, where others could move your robots; give --token-file"
+            f"--host is {config.host}, where others could move your robots; give --token-file"
         )
     return None
 
@@ -223,34 +239,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _socket(order: ServeConfig) -> socket.socket:
-    """Of our own but silent: a port that is taken is told before anything else is begun.
-
-    Asyncio sends small answers at once only where a socket says that it is TCP.
-    """
-    family = socket.AF_INET6 if ":" in order.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((order.host, order.port))
-    except OSError as error:
-        found.close()
-        raise _is_taken(order, error) from None
-    return found
-
-
-def _listen(own: socket.socket, order: ServeConfig) -> None:
-    """Somebody else may have begun to listen since."""
-    try:
-        own.listen(BACKLOG)
-    except OSError as error:
-        raise _is_taken(order, error) from None
-
-
-def _is_taken(order: ServeConfig, error: OSError) -> InputError:
-    return InputError(
-        f"nothing can listen at {order.host}:{order.port}: {error.strerror or error}; give another "
-        "--host or --port"
-    )

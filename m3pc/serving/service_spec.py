@@ -1,4 +1,7 @@
-"""What a server has to give, and the terms on which a robot comes. S state, H rows of waypoints."""
+"""What this server offers (sizes, modes, limits), and how requests are checked against it.
+
+S state, A action, H rows of waypoints.
+"""
 
 from dataclasses import dataclass
 from typing import Final, TypedDict
@@ -6,18 +9,17 @@ from typing import Final, TypedDict
 import numpy as np
 
 from m3pc.config.schema import BACKWARD, MODES
-from m3pc.serving.messages import AlongWaypoints, ByReturn, ToGoal
+from m3pc.serving.messages import ByReturn, Opening, ToGoal
 from m3pc.serving.problems import ProblemError
 from m3pc.serving.sessions import SessionConfig, Sizes
 from m3pc.types import Floats, InputError
 from planner.policy import Policy
 
-AnyOpening = ByReturn | ToGoal | AlongWaypoints
-CRITICAL: Final = ("q", "q0")  # modes that the critic guides
+CRITIC_MODES: Final = ("q", "q0")  # modes that the critic guides
 
 
-class About(TypedDict):
-    """Fields of several messages."""
+class ModelFields(TypedDict):
+    """Fields of the model that several messages have."""
 
     state_size: int
     action_size: int
@@ -27,22 +29,28 @@ class About(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """The same whatever weights answer, but for what their critic may be asked."""
+    """The same for all versions of the weights, except for whether their critic is trained."""
 
     sizes: Sizes
-    step_limit: int  # that the model was trained for
-    mode: str  # of whoever asks for none
+    max_episode_steps: int  # of the environment that the model was trained for
+    mode: str  # of sessions that request none
     candidates: int
     env: str | None
-    critic: bool  # whether it has learned, so that it may guide
-    deadline: float  # seconds
-    most: int  # sessions
-    idle: float  # seconds after which a session is ended
-    least_steps: int  # of an episode that was cut short, to be worth storing
+    critic_trained: bool  # only then may it guide a plan
+    deadline: float  # seconds, of sessions that request none
+    max_sessions: int
+    idle_seconds: float  # without a request, after which a session is ended
+    min_stored_steps: int  # shorter episodes are not stored if they were cut short
 
     @classmethod
-    def of(
-        cls, policy: Policy, *, critic: bool, deadline: float, most: int, idle: float
+    def from_policy(
+        cls,
+        policy: Policy,
+        *,
+        critic_trained: bool,
+        deadline: float,
+        max_sessions: int,
+        idle_seconds: float,
     ) -> "ServiceSpec":
         config, weights = policy.config, policy.weights
         if config.planner.mode in BACKWARD:
@@ -52,82 +60,85 @@ class ServiceSpec:
             )
         return cls(
             sizes=Sizes(
-                window=config.model.window,
-                horizon=config.planner.horizon,
+                window=policy.window,
+                horizon=policy.horizon,
                 states=weights.state_size,
                 actions=weights.action_size,
             ),
-            step_limit=weights.max_episode_steps,
+            max_episode_steps=weights.max_episode_steps,
             mode=config.planner.mode,
             candidates=config.planner.candidates,
             env=weights.env,
-            critic=critic,
+            critic_trained=critic_trained,
             deadline=deadline,
-            most=most,
-            idle=idle,
-            least_steps=config.dataset.min_length,
+            max_sessions=max_sessions,
+            idle_seconds=idle_seconds,
+            min_stored_steps=config.dataset.min_length,
         )
 
     @property
     def modes(self) -> list[str]:
-        """That a session may ask for."""
-        return [mode for mode in MODES if self.critic or mode not in CRITICAL]
+        """Modes that a session may request."""
+        return [mode for mode in MODES if self.critic_trained or mode not in CRITIC_MODES]
 
     @property
-    def about(self) -> About:
-        return About(
+    def model_fields(self) -> ModelFields:
+        return ModelFields(
             state_size=self.sizes.states,
             action_size=self.sizes.actions,
             candidates=self.candidates,
             env=self.env,
         )
 
-    def terms(self, asked: AnyOpening) -> SessionConfig:
-        limit = asked.step_limit or self.step_limit
-        if limit > self.step_limit:
-            detail = f"step_limit is {limit}; the model was trained for {self.step_limit} at most"
+    def session_config(self, opening: Opening) -> SessionConfig:
+        """The opening with defaults filled in; ProblemError if this server cannot serve it."""
+        limit = opening.step_limit or self.max_episode_steps
+        if limit > self.max_episode_steps:
+            detail = (
+                f"step_limit is {limit}; the model was trained for {self.max_episode_steps} at most"
+            )
             raise ProblemError(422, detail, where="step_limit")
-        if asked.mode is not None and asked.mode not in self.modes:
-            detail = f"mode is {asked.mode}, but the critic of this model has not learned; give "
+        if opening.mode is not None and opening.mode not in self.modes:
+            detail = f"mode is {opening.mode}, but the critic of this model has not learned; give "
             raise ProblemError(422, detail + ", ".join(self.modes), where="mode")
         return SessionConfig(
             step_limit=limit,
-            deadline=self.deadline if asked.deadline_ms is None else asked.deadline_ms / 1000,
-            name=asked.name,
-            mode=asked.mode or self.mode,
-            ratio=asked.ratio if isinstance(asked, ByReturn) else None,
-            target=asked.target if isinstance(asked, ByReturn) else None,
-            explore=isinstance(asked, ByReturn) and asked.explore,
-            seed=asked.seed,
-            waypoints=self._waypoints(asked, limit),
+            deadline=self.deadline if opening.deadline_ms is None else opening.deadline_ms / 1000,
+            name=opening.name,
+            mode=opening.mode or self.mode,
+            ratio=opening.ratio if isinstance(opening, ByReturn) else None,
+            target=opening.target if isinstance(opening, ByReturn) else None,
+            explore=isinstance(opening, ByReturn) and opening.explore,
+            seed=opening.seed,
+            waypoints=self._waypoints(opening, limit),
         )
 
-    def state(self, numbers: list[float], where: str) -> Floats:
-        """[S], or what is wrong with it."""
-        if len(numbers) != self.sizes.states:
-            detail = f"{where} has {len(numbers)} numbers; expected {self.sizes.states}"
-            raise ProblemError(422, detail, where=where)
-        return np.asarray(numbers, np.float32)
+    def parse_state(self, numbers: list[float], where: str) -> Floats:
+        """[S]; ProblemError if the size is wrong."""
+        return _sized_array(numbers, self.sizes.states, where)
 
-    def action(self, numbers: list[float] | None) -> Floats | None:
-        """[A] that was really done, or what is wrong with it."""
-        if numbers is None:
-            return None
-        if len(numbers) != self.sizes.actions:
-            detail = f"action has {len(numbers)} numbers; expected {self.sizes.actions}"
-            raise ProblemError(422, detail, where="action")
-        return np.asarray(numbers, np.float32)
+    def parse_action(self, numbers: list[float] | None) -> Floats | None:
+        """[A]; ProblemError if the size is wrong."""
+        return None if numbers is None else _sized_array(numbers, self.sizes.actions, "action")
 
-    def _waypoints(self, asked: AnyOpening, limit: int) -> Floats | None:
-        """[H, S] with rows for all that a window may look at; a goal takes the room of one row."""
-        if isinstance(asked, ByReturn):
+    def _waypoints(self, opening: Opening, limit: int) -> Floats | None:
+        """[H, S] with a row for every step that a window may reach; a goal is stored once only."""
+        if isinstance(opening, ByReturn):
             return None
         length = limit + self.sizes.window
-        if isinstance(asked, ToGoal):
-            return np.broadcast_to(self.state(asked.goal, "goal"), (length, self.sizes.states))
-        most = self.step_limit + 1
-        if len(asked.waypoints) > most:
-            detail = f"waypoints has {len(asked.waypoints)} rows; give {most} at most"
+        if isinstance(opening, ToGoal):
+            goal = self.parse_state(opening.goal, "goal")
+            return np.broadcast_to(goal, (length, self.sizes.states))
+        max_rows = self.max_episode_steps + 1
+        if len(opening.waypoints) > max_rows:
+            detail = f"waypoints has {len(opening.waypoints)} rows; give {max_rows} at most"
             raise ProblemError(422, detail, where="waypoints")
-        rows = [self.state(row, f"waypoints[{n}]") for n, row in enumerate(asked.waypoints)]
+        rows = [self.parse_state(row, f"waypoints[{n}]") for n, row in enumerate(opening.waypoints)]
         return np.stack([*rows, *[rows[-1]] * (length - len(rows))][:length])
+
+
+def _sized_array(numbers: list[float], size: int, where: str) -> Floats:
+    if len(numbers) != size:
+        detail = f"{where} has {len(numbers)} numbers; expected {size}"
+        raise ProblemError(422, detail, where=where)
+    return np.asarray(numbers, np.float32)

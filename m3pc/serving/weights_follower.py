@@ -1,6 +1,6 @@
-"""Versions that an online run publishes, found by looking into its folder."""
+"""Versions that an online run publishes, found by polling its folder."""
 
-import threading
+import time
 from pathlib import Path
 from typing import Final
 
@@ -8,11 +8,11 @@ from m3pc.core.files import sha256
 from m3pc.online.recovery import NAME, WEIGHTS, weights_path
 from m3pc.types import InputError, Pointer, Version
 
-LOOK: Final = 0.5  # seconds between two looks
+POLL_SECONDS: Final = 0.5
 
 
 class PublishedVersions:
-    """Tells a Loader of newer ones. Needs nothing but the folder, whatever becomes of the run."""
+    """A pointer source for a WeightsLoader that needs the folder only, not a coordinator."""
 
     def __init__(self, run: Path) -> None:
         if not (run / WEIGHTS).is_dir():
@@ -20,22 +20,22 @@ class PublishedVersions:
                 f"{run} publishes no versions: it has no folder {WEIGHTS}; give the folder of a "
                 "run that m3pc finetune drives, or serve its checkpoint and reload that"
             )
-        self._run, self._never = run, threading.Event()
+        self._run = run
 
     def watch(self, name: str, since: Version | None, timeout: float) -> Pointer | None:
-        """The newest, once it is beyond `since`; None after `timeout` seconds."""
+        """The newest version, once it is above `since`; None after `timeout` seconds."""
         assert name == WEIGHTS, name
-        while (found := self._newest(since)) is None and timeout > 0:
-            self._never.wait(min(LOOK, timeout))
-            timeout -= LOOK
-        return found
+        while (pointer := self._newer(since)) is None and timeout > 0:
+            time.sleep(min(POLL_SECONDS, timeout))
+            timeout -= POLL_SECONDS
+        return pointer
 
     def newest(self) -> Version | None:
         names = (NAME.fullmatch(path.name) for path in (self._run / WEIGHTS).iterdir())
-        found = (Version(epoch=int(name[1]), number=int(name[2])) for name in names if name)
-        return max(found, default=None)
+        versions = (Version(epoch=int(name[1]), number=int(name[2])) for name in names if name)
+        return max(versions, default=None)
 
-    def _newest(self, since: Version | None) -> Pointer | None:
+    def _newer(self, since: Version | None) -> Pointer | None:
         newest = self.newest()
         if newest is None or (since is not None and newest <= since):
             return None
@@ -47,5 +47,5 @@ class PublishedVersions:
                 size=(self._run / path).stat().st_size,
                 path=str(path),
             )
-        except FileNotFoundError:  # a newer one came, and this one went
+        except FileNotFoundError:  # a newer version came, and the run deleted this one
             return None

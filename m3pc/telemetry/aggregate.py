@@ -1,29 +1,31 @@
-"""Metrics of all processes of a run as one: counts never shrink, whoever dies."""
+"""Metrics of all processes of a run as one: counts never shrink when a process ends."""
 
-from m3pc.telemetry.recorder import METRICS, Snapshot, merged
+from m3pc.telemetry.recorder import METRICS, Snapshot, merge
 
 
 class RunTotals:
+    """The newest snapshot of each process, and what processes counted that have ended."""
+
     def __init__(self) -> None:
-        self._lives: dict[str, tuple[int, Snapshot]] = {}  # by name: which life, what it said last
-        self._past: Snapshot = {}
+        self._running: dict[str, tuple[int, Snapshot]] = {}  # incarnation, snapshot; by name
+        self._ended: Snapshot = {}
 
-    def take(self, name: str, life: int, snapshot: Snapshot) -> None:
-        """What a process says of itself; `life` tells it from those that had its name before."""
-        known = self._lives.get(name)
-        if known is not None and known[0] != life:
-            self._past = merged([self._past, _counted(known[1])])
-        self._lives[name] = (life, snapshot)
+    def update(self, name: str, incarnation: int, snapshot: Snapshot) -> None:
+        """The newest snapshot of a process; `incarnation` changes when the process is restarted."""
+        if name in self._running and self._running[name][0] != incarnation:
+            self.remove(name)
+        self._running[name] = (incarnation, snapshot)
 
-    def ended(self, name: str) -> None:
-        """Nobody has the name any more: its gauges go, what it counted stays."""
-        known = self._lives.pop(name, None)
-        if known is not None:
-            self._past = merged([self._past, _counted(known[1])])
+    def remove(self, name: str) -> None:
+        """The process has ended: its counts stay, its gauges disappear."""
+        if name in self._running:
+            _, snapshot = self._running.pop(name)
+            counts = {n: x for n, x in snapshot.items() if n in METRICS and not _is_gauge(n)}
+            self._ended = merge([self._ended, counts])
 
-    def now(self) -> Snapshot:
-        return merged([self._past, *(snapshot for _, snapshot in self._lives.values())])
+    def snapshot(self) -> Snapshot:
+        return merge([self._ended, *(snapshot for _, snapshot in self._running.values())])
 
 
-def _counted(snapshot: Snapshot) -> Snapshot:
-    return {n: x for n, x in snapshot.items() if n in METRICS and METRICS[n].kind != "gauge"}
+def _is_gauge(name: str) -> bool:
+    return METRICS[name].kind == "gauge"

@@ -1,4 +1,4 @@
-"""All metrics of M³PC. Names are part of its interface: dashboards and alerts are built on them."""
+"""All metrics of M³PC. Their names and labels are an interface: dashboards and alerts use them."""
 
 from typing import Final
 
@@ -15,15 +15,17 @@ PHASES: Final = ("collecting", "draining", "learning", "saving", "evaluating", "
 PHASE = Metric(
     name="m3pc_run_phase",
     kind="gauge",
-    help="1 for what the run does now.",
+    help="1 for the phase that the run is in, 0 for the others.",
     label="phase",
     values=PHASES,
 )
 RUN_STEPS = Metric(
-    name="m3pc_run_steps", kind="gauge", help="Environment steps stored, of all drivers so far."
+    name="m3pc_run_steps",
+    kind="gauge",
+    help="Environment steps stored since the start of the run, over all its restarts.",
 )
 RUN_STEPS_GOAL = Metric(
-    name="m3pc_run_steps_goal", kind="gauge", help="Environment steps that end the run."
+    name="m3pc_run_steps_goal", kind="gauge", help="Environment steps at which the run ends."
 )
 PARTS_UP = Metric(
     name="m3pc_run_part_up",
@@ -35,7 +37,7 @@ PARTS_UP = Metric(
 PARTS_WANTED = Metric(
     name="m3pc_run_part_wanted",
     kind="gauge",
-    help="Processes that there should be.",
+    help="Processes that the driver wants to run.",
     label="part",
     values=PARTS,
 )
@@ -49,52 +51,60 @@ PARTS_PARKED = Metric(
 RESTARTS = Metric(
     name="m3pc_run_restarts_total",
     kind="counter",
-    help="Processes started again.",
+    help="Processes that were started again after they had ended.",
     label="part",
     values=PARTS,
 )
 SCALED = Metric(
     name="m3pc_run_scaled_total",
     kind="counter",
-    help="Changes that autoscaling made to the number of actors.",
+    help="Changes of the number of actors by autoscaling.",
     label="direction",
     values=("up", "down"),
 )
-EVALUATED = Metric(
+EVALUATION_RETURN = Metric(
     name="m3pc_run_evaluation_return",
     kind="gauge",
     help="Mean return of the last evaluation, and its standard error.",
     label="which",
     values=("mean", "error"),
 )
-EVALUATED_SCORE = Metric(
-    name="m3pc_run_evaluation_score", kind="gauge", help="The same mean as D4RL's score, 0 to 100."
+EVALUATION_SCORE = Metric(
+    name="m3pc_run_evaluation_score",
+    kind="gauge",
+    help=(
+        "Mean return of the last evaluation as a normalised D4RL score; 0 is a random policy, "
+        "100 an expert."
+    ),
 )
-EVALUATED_STEPS = Metric(
+EVALUATION_STEPS = Metric(
     name="m3pc_run_evaluation_steps",
     kind="gauge",
-    help="Environment steps that the run had at its last evaluation.",
+    help="Environment steps of the run at its last evaluation.",
 )
 
 # Actors
 ACTOR_UP = Metric(
     name="m3pc_actor_up",
     kind="gauge",
-    help="1 while the actor in a slot collects, of the first 256 slots.",
+    help="1 while the actor in a slot collects; only the first 256 slots are shown.",
     label=SLOT,
 )
 RECENT_RETURN = Metric(
     name="m3pc_actor_recent_return",
     kind="gauge",
-    help="Of the last 50 episodes collected that were not cut short.",
+    help="Return of the last 50 collected episodes, without episodes that were cut short.",
     label="which",
     values=("mean", "best", "worst"),
 )
 PLAN_RETURN = Metric(
     name="m3pc_actor_plan_return",
     kind="gauge",
-    help="Of the last 50 whole episodes: what planning expected at the first step, and what came of"
-    " it, by the critic's discount where a critic guides and without any where returns do.",
+    help=(
+        "Return that planning predicted at the first step, and the return that followed, as "
+        "means over the last 50 complete episodes. Both are discounted as the critic's values "
+        "are, and undiscounted where planning is guided by returns."
+    ),
     label="which",
     values=("planned", "realised"),
 )
@@ -111,27 +121,34 @@ EPISODES = Metric(
 ENV_FAULTS = Metric(
     name="m3pc_actor_env_faults_total",
     kind="counter",
-    help="Environments that misbehaved and were made anew.",
+    help="Environments that were replaced because of a fault.",
     label="reason",
     values=("nan", "crash", "timeout", "shape"),
 )
 UNACKED = Metric(
-    name="m3pc_actor_unacked_episodes", kind="gauge", help="Episodes that wait for the store."
+    name="m3pc_actor_unacked_episodes",
+    kind="gauge",
+    help="Episodes that the store has not acknowledged yet.",
 )
 ACTOR_BLOCKED = Metric(
     name="m3pc_actor_blocked_seconds_total",
     kind="counter",
-    help="Time in which an actor could not step its environments.",
+    help="Seconds in which an actor could not step its environments, by what it waited for.",
     label="on",
     values=("planner", "replay", "stale"),
 )
 ACTOR_STEPPING = Metric(
-    name="m3pc_actor_stepping_seconds_total", kind="counter", help="Time inside environments."
+    name="m3pc_actor_stepping_seconds_total",
+    kind="counter",
+    help="Seconds spent in the step functions of environments.",
 )
 STALENESS = Metric(
     name="m3pc_actor_policy_staleness_updates",
     kind="histogram",
-    help="Updates that the learner was ahead of an episode's policy, when it saw the episode.",
+    help=(
+        "Updates of the model between an episode's policy and the learner, when the learner "
+        "receives the episode."
+    ),
     buckets=UPDATES,
 )
 
@@ -146,7 +163,7 @@ REQUESTS = Metric(
 PLAN_SECONDS = Metric(
     name="m3pc_planner_request_duration_seconds",
     kind="histogram",
-    help="Of requests: waiting in the queue, being computed, both.",
+    help="Duration of a request: in the queue, in computation, and in total.",
     label="stage",
     values=("queue", "compute", "total"),
     buckets=SECONDS,
@@ -154,19 +171,21 @@ PLAN_SECONDS = Metric(
 BATCH_ROWS = Metric(
     name="m3pc_planner_batch_size",
     kind="histogram",
-    help="Environments answered together.",
+    help="Environments computed in one batch.",
     buckets=SIZES,
 )
-EFFECTIVE = Metric(
+EFFECTIVE_CANDIDATES = Metric(
     name="m3pc_planner_effective_candidates",
     kind="histogram",
-    help="Candidates that had a say, 1 / sum of squared weights; mean of each request.",
+    help=(
+        "Effective number of candidates (1 / sum of squared weights), as a mean over each request."
+    ),
     buckets=SIZES,
 )
-SPREAD = Metric(
+UTILITY_STD = Metric(
     name="m3pc_planner_utility_spread",
     kind="gauge",
-    help="Standard deviation of utilities over candidates, mean of the last batch.",
+    help="Standard deviation of utilities over the candidates, as a mean over the last batch.",
     reduce="max",
 )
 QUEUE_ROWS = Metric(
@@ -175,21 +194,21 @@ QUEUE_ROWS = Metric(
 PLANNER_VERSION = Metric(
     name="m3pc_planner_weights_version",
     kind="gauge",
-    help="Updates behind the weights that answer.",
+    help="Updates of the model behind the weights in use.",
     reduce="min",
 )
 WEIGHTS_REJECTED = Metric(
     name="m3pc_planner_weights_rejected_total",
     kind="counter",
-    help="Published weights that were not taken.",
+    help="Published weights that a planner refused to use.",
     label="reason",
     values=("missing", "size", "hash", "format", "shape", "finite", "canary", "env"),
 )
 PLANNER_IDLE = Metric(
-    name="m3pc_planner_idle_seconds_total", kind="counter", help="Time without a request."
+    name="m3pc_planner_idle_seconds_total", kind="counter", help="Seconds without a request."
 )
 PLANNER_BUSY = Metric(
-    name="m3pc_planner_busy_seconds_total", kind="counter", help="Time spent on batches."
+    name="m3pc_planner_busy_seconds_total", kind="counter", help="Seconds spent on batches."
 )
 OUT_OF_MEMORY = Metric(
     name="m3pc_planner_out_of_memory_total",
@@ -198,30 +217,36 @@ OUT_OF_MEMORY = Metric(
 )
 
 # Serve
-SERVED = Metric(
+SERVED_STEPS = Metric(
     name="m3pc_serve_steps_total",
     kind="counter",
-    help="Steps of robots answered: in time, after their deadline, or not at all.",
+    help="Steps of robots: answered in time, answered after their deadline, or refused.",
     label="result",
     values=("ok", "late", "refused"),
 )
 SERVED_SECONDS = Metric(
     name="m3pc_serve_step_duration_seconds",
     kind="histogram",
-    help="From a robot's request to its answer.",
+    help="Time from a robot's request to its answer.",
     buckets=SECONDS,
 )
 SERVED_CANDIDATES = Metric(
     name="m3pc_serve_candidates",
     kind="histogram",
-    help="Candidates that there was time for, of steps that were to be planned; 0: none.",
+    help=(
+        "Candidates that the deadline left time for, of steps that were to be planned; 0 "
+        "means no planning."
+    ),
     buckets=(0.0, *SIZES),
 )
-SESSIONS = Metric(name="m3pc_serve_sessions", kind="gauge", help="Robots that have a session.")
+SESSIONS = Metric(name="m3pc_serve_sessions", kind="gauge", help="Open sessions of robots.")
 SERVED_EPISODES = Metric(
     name="m3pc_serve_episodes_total",
     kind="counter",
-    help="Sessions that ended: by the robot, by being idle or replaced, without a step to keep.",
+    help=(
+        "Sessions that ended: closed by the robot, abandoned (idle or replaced), or dropped "
+        "without a step to record."
+    ),
     label="outcome",
     values=("ended", "abandoned", "dropped"),
 )
@@ -230,51 +255,58 @@ SERVED_EPISODES = Metric(
 APPENDS = Metric(
     name="m3pc_replay_append_total",
     kind="counter",
-    help="Appends by what became of them.",
+    help="Appends of episodes by their result.",
     label="result",
     values=("durable", "duplicate", "gap", "fenced", "rejected", "retry later"),
 )
 APPEND_SECONDS = Metric(
     name="m3pc_replay_append_duration_seconds",
     kind="histogram",
-    help="Until an append was answered.",
+    help="Time until an append was answered.",
     buckets=SECONDS,
 )
 COMMIT_SECONDS = Metric(
     name="m3pc_replay_commit_duration_seconds",
     kind="histogram",
-    help="Of writing and syncing what was appended together.",
+    help="Time to write and sync one group of appends.",
     buckets=SECONDS,
 )
 INSERTED = Metric(
-    name="m3pc_replay_inserted_transitions_total", kind="counter", help="Steps appended."
+    name="m3pc_replay_inserted_transitions_total",
+    kind="counter",
+    help="Steps appended to the store.",
 )
 REPLAY_STEPS = Metric(name="m3pc_replay_transitions", kind="gauge", help="Steps in the store.")
-REPLAY_BYTES = Metric(name="m3pc_replay_bytes", kind="gauge", help="Bytes of the store.")
+REPLAY_BYTES = Metric(name="m3pc_replay_bytes", kind="gauge", help="Bytes of the store on disk.")
 DISK_FREE = Metric(
-    name="m3pc_replay_disk_free_bytes", kind="gauge", help="Free beside the store.", reduce="min"
+    name="m3pc_replay_disk_free_bytes",
+    kind="gauge",
+    help="Free bytes on the disk of the store.",
+    reduce="min",
 )
 SEGMENTS = Metric(
     name="m3pc_replay_segments",
     kind="gauge",
-    help="Segments that are read, and those set aside because they were damaged.",
+    help="Segment files: in use, and set aside because they are damaged.",
     label="state",
     values=("sealed", "quarantined"),
 )
 TORN_BYTES = Metric(
     name="m3pc_replay_torn_bytes_total",
     kind="counter",
-    help="Cut off when the store was opened: appends that a crash left unfinished.",
+    help=(
+        "Bytes that were cut off when the store was opened: appends that a crash left unfinished."
+    ),
 )
 RECOVERY_SECONDS = Metric(
     name="m3pc_replay_recovery_duration_seconds",
     kind="gauge",
-    help="Of opening the store, the last time.",
+    help="Time that it took to open the store.",
 )
 LIMITER_ERROR = Metric(
     name="m3pc_replay_limiter_error",
     kind="gauge",
-    help="Updates owed by the learner; below 0: that it is ahead.",
+    help="Updates that the learner still owes for the collected data; below 0 it is ahead.",
 )
 WRITER_BLOCKED = Metric(
     name="m3pc_replay_writer_blocked", kind="gauge", help="1 while appends wait for the learner."
@@ -290,13 +322,13 @@ CRITIC_UPDATES = Metric(
 UPDATE_SECONDS = Metric(
     name="m3pc_learner_update_duration_seconds",
     kind="histogram",
-    help="Of one update of the model with the critic's that go with it.",
+    help="Duration of one update of the model, with the critic's updates that belong to it.",
     buckets=SECONDS,
 )
 LEARNER_WAIT = Metric(
     name="m3pc_learner_wait_seconds_total",
     kind="counter",
-    help="Time in which the learner could not work.",
+    help="Seconds in which the learner could not work, by what it waited for.",
     label="on",
     values=("limiter", "batch", "disk"),
 )
@@ -310,85 +342,97 @@ LOSS = Metric(
 COLLECTED_SHARE = Metric(
     name="m3pc_learner_collected_ratio",
     kind="gauge",
-    help="Collected part of what the model learns from; the rest was logged.",
+    help="Fraction of the model's training data that was collected online; the rest was logged.",
 )
-ENTROPY = Metric(name="m3pc_learner_entropy", kind="gauge", help="Entropy of the policy.")
-ALPHA = Metric(name="m3pc_learner_alpha", kind="gauge", help="Multiplier of the entropy's bound.")
-GRADIENT = Metric(name="m3pc_learner_grad_norm", kind="gauge", help="Before it is clipped.")
-NONFINITE = Metric(
+ENTROPY = Metric(name="m3pc_learner_entropy", kind="gauge", help="Entropy of the policy in nats.")
+ALPHA = Metric(
+    name="m3pc_learner_alpha", kind="gauge", help="Multiplier of the entropy constraint."
+)
+GRADIENT_NORM = Metric(
+    name="m3pc_learner_grad_norm",
+    kind="gauge",
+    help="Norm of the model's gradient before clipping.",
+)
+NONFINITE_UPDATES = Metric(
     name="m3pc_learner_nonfinite_updates_total",
     kind="counter",
-    help="Updates left out: a loss or gradient was not finite.",
+    help="Updates that were skipped because a loss or gradient was not finite.",
 )
 VALUES = Metric(
     name="m3pc_learner_value",
     kind="gauge",
-    help="On steps of collected episodes: Q, V, and the discounted return seen. Q - seen is Q's"
-    " bias.",
+    help=(
+        "Means over steps of collected episodes: Q, V, and the discounted return that "
+        "followed (seen). Q - seen is the bias of Q."
+    ),
     label="of",
     values=("q", "v", "seen"),
 )
 ENTROPY_BOUND = Metric(
-    name="m3pc_learner_entropy_bound", kind="gauge", help="Least entropy that the policy may have."
+    name="m3pc_learner_entropy_bound", kind="gauge", help="Lower bound of the policy's entropy."
 )
 ROLLBACKS = Metric(
-    name="m3pc_learner_rollbacks_total", kind="counter", help="Returns to the last checkpoint."
+    name="m3pc_learner_rollbacks_total",
+    kind="counter",
+    help="Returns to the last checkpoint after training diverged.",
 )
 PUBLISHED = Metric(
     name="m3pc_learner_published_total",
     kind="counter",
-    help="Versions offered.",
+    help="Versions of the weights that were offered to the coordinator.",
     label="result",
     values=("ok", "stale", "fenced", "unavailable"),
 )
 LAST_PUBLISHED = Metric(
     name="m3pc_learner_published_timestamp_seconds",
     kind="gauge",
-    help="Of the last version that planners can find.",
+    help="Unix time of the last version that planners can find.",
     reduce="max",
 )
 LAST_UPDATE = Metric(
-    name="m3pc_learner_last_update_timestamp_seconds", kind="gauge", help="Of the last update.",
+    name="m3pc_learner_last_update_timestamp_seconds",
+    kind="gauge",
+    help="Unix time of the last update.",
     reduce="max",
-)  # fmt: skip
+)
 
 # Checkpoints
 CHECKPOINT_SECONDS = Metric(
     name="m3pc_checkpoint_duration_seconds",
     kind="histogram",
-    help="Of writing a checkpoint.",
+    help="Time to write a checkpoint.",
     buckets=(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
 )
 LAST_CHECKPOINT = Metric(
     name="m3pc_checkpoint_last_success_timestamp_seconds",
     kind="gauge",
-    help="Of the last checkpoint written.",
+    help="Unix time of the last checkpoint.",
     reduce="max",
 )
 CHECKPOINT_BYTES = Metric(
-    name="m3pc_checkpoint_bytes", kind="gauge", help="Of the last checkpoint written."
+    name="m3pc_checkpoint_bytes", kind="gauge", help="Size of the last checkpoint."
 )
 CHECKPOINT_FAILURES = Metric(
     name="m3pc_checkpoint_failures_total",
     kind="counter",
     help="Checkpoints that could not be written.",
 )
-PASSED_OVER = Metric(
+CHECKPOINTS_PASSED_OVER = Metric(
     name="m3pc_checkpoint_passed_over_total",
     kind="counter",
-    help="Damaged checkpoints that a learner passed over at its start for one before them.",
+    help="Damaged checkpoints that a starting learner skipped for an older one.",
 )
 
 # Coordinator
-COORDINATOR_DOWN = Metric(
+COORDINATOR_FAILURES = Metric(
     name="m3pc_coordinator_failures_total",
     kind="counter",
-    help="Calls that the coordinator did not answer; the caller went on without.",
+    help="Calls that the coordinator did not answer; the caller went on without it.",
 )
 
 # Exporter
 DROPPED_SERIES = Metric(
     name="m3pc_exporter_dropped_series_total",
     kind="counter",
-    help="Series left out of an answer because there were too many.",
+    help="Series left out of a scrape because there were too many.",
 )

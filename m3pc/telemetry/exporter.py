@@ -1,11 +1,10 @@
 """A run's metrics over HTTP, for Prometheus: GET /metrics, /healthz, /readyz and nothing else.
 
-Whoever drives the run hands over a snapshot now and then; requests are answered from the last one,
-so a scrape never waits for the run, nor the run for a scrape.
+The run hands over a snapshot now and then; requests are answered from the newest one, so a scrape
+never waits for the run, nor the run for a scrape.
 """
 
-import hmac
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -17,19 +16,30 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
+from starlette.types import Receive, Scope, Send
 
-from m3pc.core.http_server import GuardedServer, HttpReply
+from m3pc.core.http_server import (
+    BackgroundServer,
+    ServerConfig,
+    has_token,
+    headers_of,
+    is_cross_site,
+    is_own_name,
+)
 from m3pc.telemetry.catalogue import DROPPED_SERIES
-from m3pc.telemetry.recorder import METRICS, MOST_SLOTS, SLOT, Metric, Snapshot
+from m3pc.telemetry.recorder import MAX_SLOTS, METRICS, SLOT, Metric, Snapshot
 
 LOOPBACK: Final = "127.0.0.1"
 PORT: Final = 9400
-PORTS: Final = 100  # tried from there on, for several runs on one machine
-MOST_SERIES: Final = 1500
+PORTS: Final = 100  # tried from PORT on, for several runs on one machine
+MAX_SERIES: Final = 1500
+MAX_CONNECTIONS: Final = 8  # requests beyond it are answered 503
+CONNECTION_SECONDS: Final = 10.0  # for a request and its answer, after which the client is cut off
+TEXT: Final = "text/plain; charset=utf-8"
 
 
 class Exporter:
-    """Serves until it is closed."""
+    """Serves the run's metrics in a thread until it is closed."""
 
     def __init__(
         self,
@@ -38,23 +48,30 @@ class Exporter:
         *,
         info: Mapping[str, str] | None = None,
         token: str | None = None,
+        max_series: int = MAX_SERIES,
+        connection_seconds: float = CONNECTION_SECONDS,
     ) -> None:
-        """Without a port: the first that is free from 9400 on. `info` is told as labels of
-        m3pc_build_info. With a token, whoever asks for metrics has to send it."""
-        self._collector = PublishedSnapshot(info or {})
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self._collector)
-        ProcessCollector(registry=self._registry)
-        self._token, self._unready = token, "nothing was told yet"
-        self._server = self._bound(host, port)
+        """Without a port it takes the first free one from 9400 on. `info` becomes the labels of
+        m3pc_build_info. With a token, /metrics requires it as a bearer token."""
+        self._metrics = PublishedMetrics(info or {}, max_series=max_series)
+        self._token, self._unready = token, "no metrics have been published yet"
+        config = ServerConfig(
+            self._respond,
+            max_connections=MAX_CONNECTIONS + 1,  # uvicorn refuses the one that reaches its limit
+            keep_alive=1,
+            stop_seconds=1,
+            connection_seconds=connection_seconds,
+            log_level="error",
+        )
+        self._server = self._start(config, host, port)
 
     @property
     def address(self) -> str:
         return self._server.address
 
     def update(self, snapshot: Snapshot, *, unready: str = "") -> None:
-        """What is answered from now on; `unready` says what the run lacks, if anything."""
-        self._collector.snapshot, self._unready = snapshot, unready
+        """Publish a snapshot; `unready` says what the run lacks to be ready, if anything."""
+        self._metrics.snapshot, self._unready = snapshot, unready
 
     def close(self) -> None:
         self._server.close()
@@ -65,93 +82,120 @@ class Exporter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answer(self, path: str, authorization: str) -> HttpReply:
-        if path == "/healthz":
-            return HttpReply(200, b"alive\n")
-        if path == "/readyz":
-            lacks = self._unready
-            return HttpReply(503, f"{lacks}\n".encode()) if lacks else HttpReply(200, b"ready\n")
-        if path != "/metrics":
-            return HttpReply(404, b"GET /metrics, /healthz or /readyz\n")
-        if self._token is not None and not _same(authorization, f"Bearer {self._token}"):
-            return HttpReply(401, b"a bearer token is needed\n")
-        return HttpReply(200, generate_latest(self._registry), CONTENT_TYPE_PLAIN_0_0_4)
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        status, content = self._answer(scope)
+        is_metrics = status == 200 and scope["path"] == "/metrics"
+        headers = {
+            "content-type": CONTENT_TYPE_PLAIN_0_0_4 if is_metrics else TEXT,
+            "content-length": str(len(content)),
+            "x-content-type-options": "nosniff",
+            "connection": "close",
+        }
+        headers |= {"allow": "GET"} if status == 405 else {}
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+        await send({"type": "http.response.body", "body": content})
 
-    def _bound(self, host: str, port: int | None) -> GuardedServer:
-        """At the port, or at the first that is free."""
+    def _answer(self, scope: Scope) -> tuple[int, bytes]:
+        """Status and body."""
+        headers, path = headers_of(scope), scope["path"]
+        if refusal := _refusal(scope["method"], headers):
+            return refusal
+        if path == "/healthz":
+            return 200, b"alive\n"
+        if path == "/readyz":
+            return (503, f"{self._unready}\n".encode()) if self._unready else (200, b"ready\n")
+        if path != "/metrics":
+            return 404, b"GET /metrics, /healthz or /readyz\n"
+        if self._token is not None and not has_token(headers, self._token):
+            return 401, b"a bearer token is needed\n"
+        return 200, self._metrics.text()
+
+    def _start(self, config: ServerConfig, host: str, port: int | None) -> BackgroundServer:
+        """At the given port, or at the first free one."""
         ports = range(PORT, PORT + PORTS) if port is None else [port]
-        for tried in ports:
+        for candidate in ports:
             try:
-                return GuardedServer(host, tried, self._answer)
+                return BackgroundServer(config, host, candidate)
             except OSError as error:
                 last = error
         raise OSError(last.errno, f"no metrics can be served at {host}:{ports[0]}: {last.strerror}")
 
 
-def _same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(errors="replace"), other.encode())
+def _refusal(method: str, headers: Mapping[str, str]) -> tuple[int, bytes] | None:
+    if method != "GET":
+        return 405, b"GET only\n"
+    if not is_own_name(headers.get("host", "")):
+        return 421, b"ask by an IP address, localhost or this machine's name\n"
+    if is_cross_site(headers):
+        return 403, b"not for pages of other sites\n"
+    return None
 
 
-# What is told
+class PublishedMetrics(Collector):
+    """The newest snapshot in Prometheus' text format, with the metrics of this process.
 
+    Counters and histograms start at 0; a gauge appears once it was set. Series beyond `max_series`
+    are left out and counted in m3pc_exporter_dropped_series_total.
+    """
 
-class PublishedSnapshot(Collector):
-    """The last snapshot as families: counters and histograms from 0 on, gauges once they were
-    set."""
-
-    def __init__(self, info: Mapping[str, str]) -> None:
-        self._info, self._dropped = dict(info), 0
+    def __init__(self, info: Mapping[str, str], *, max_series: int = MAX_SERIES) -> None:
+        self._info, self._max_series, self._dropped = dict(info), max_series, 0
         self.snapshot: Snapshot = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Family]:
-        left = MOST_SERIES
+        room = self._max_series
         for metric in METRICS.values():
             if metric is DROPPED_SERIES:
                 continue
-            family, size = _family(metric, self.snapshot.get(metric.name, {}))
-            if size > left:
-                self._dropped += size
+            family = _family(metric, self.snapshot.get(metric.name, {}))
+            if len(family.samples) > room:
+                self._dropped += len(family.samples)
                 continue
-            left -= size
+            room -= len(family.samples)
             if family.samples:
                 yield family
-        told = GaugeMetricFamily("m3pc_build_info", "Versions, and whether Ray asks for a token.",
-                                 labels=list(self._info))  # fmt: skip
-        told.add_metric(list(self._info.values()), 1.0)
-        yield told
-        yield _family(DROPPED_SERIES, {"": [float(self._dropped)]})[0]
+        about = "Versions, and whether Ray asks for a token."
+        build = GaugeMetricFamily("m3pc_build_info", about, labels=list(self._info))
+        build.add_metric(list(self._info.values()), 1.0)
+        yield build
+        yield _family(DROPPED_SERIES, {"": [float(self._dropped)]})
 
 
-def _family(metric: Metric, found: Mapping[str, list[float]]) -> tuple[Family, int]:
-    """And how many series it has."""
+def _family(metric: Metric, values: Mapping[str, list[float]]) -> Family:
     labels = [metric.label] if metric.label else []
-    kinds = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
     if metric.kind == "histogram":
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=labels)
-        for label, series in _series(metric, found):
+        for label, series in _series(metric, values):
             histogram.add_metric(label, list(_buckets(metric, series)), sum_value=series[-1])
-        return histogram, len(histogram.samples)
-    family = kinds[metric.kind](metric.name, metric.help, labels=labels)
-    for label, series in _series(metric, found):
+        return histogram
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    family = kind(metric.name, metric.help, labels=labels)
+    for label, series in _series(metric, values):
         family.add_metric(label, series[0])
-    return family, len(family.samples)
+    return family
 
 
 def _series(
-    metric: Metric, found: Mapping[str, list[float]]
+    metric: Metric, values: Mapping[str, list[float]]
 ) -> Iterator[tuple[list[str], list[float]]]:
-    if metric.label == SLOT:
-        names: Iterable[str] = list(found)[:MOST_SLOTS]
-    else:
-        names = metric.values or ("",)
+    """Label values and numbers of each series."""
+    names = list(values)[:MAX_SLOTS] if metric.label == SLOT else metric.values or ("",)
     for name in names:
-        series = found.get(name)
+        series = values.get(name)
         if series is None and metric.kind == "gauge":
             continue
         yield [name] if metric.label else [], series or [0.0] * metric.width
 
 
 def _buckets(metric: Metric, series: list[float]) -> Iterator[tuple[str, float]]:
+    """Upper bound and cumulative count of each bucket."""
     total = 0.0
     for bound, count in zip((*map(str, metric.buckets), "+Inf"), series[:-1], strict=True):
         total += count

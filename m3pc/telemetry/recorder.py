@@ -1,7 +1,7 @@
-"""How metrics are recorded in every process and added up by whoever drives the run.
+"""Metrics: declared once, recorded in every process, and merged by the driver of a run.
 
-A process keeps running totals and hands out whole snapshots: one that is lost or arrives twice
-changes nothing. Totals of a process that ended stay with whoever adds up, so none ever shrinks.
+A process keeps running totals and returns complete snapshots: one that is lost or arrives twice
+changes nothing. `RunTotals` keeps the counts of processes that have ended, so none ever shrinks.
 """
 
 import math
@@ -12,23 +12,25 @@ from dataclasses import dataclass
 from typing import Literal
 
 MetricKind = Literal["counter", "gauge", "histogram"]
-# How gauges of several processes become one; a counter or a histogram is always a sum.
+# How gauges of several processes are merged; counters and histograms are always summed.
 Reduce = Literal["sum", "max", "min"]
-SLOT = "slot"  # of an actor; series by slot come from the driver alone, and only so many
-MOST_SLOTS = 256
-# By metric, then by label value ("" without one): [value], or of a histogram the observations in
-# each bucket, those beyond the last, and the sum of all observed.
+SLOT = "slot"  # the label of an actor's slot; only the driver records series with it
+MAX_SLOTS = 256  # series with that label
+# By metric, then by label value ("" without a label): [value]; of a histogram the number of
+# observations in each bucket and beyond the last one, then the sum of all observations.
 Snapshot = Mapping[str, Mapping[str, list[float]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
+    """A metric and its place in METRICS. Names and labels follow Prometheus' conventions."""
+
     name: str
     kind: MetricKind
     help: str
     label: str = ""
-    values: tuple[str, ...] = ()  # of the label: a closed set, but for SLOT, which is a number
-    buckets: tuple[float, ...] = ()
+    values: tuple[str, ...] = ()  # all values of the label; SLOT, a number, declares none
+    buckets: tuple[float, ...] = ()  # upper ends, of a histogram
     reduce: Reduce = "sum"
 
     def __post_init__(self) -> None:
@@ -39,7 +41,7 @@ class Metric:
 
     @property
     def width(self) -> int:
-        """Numbers of one series in a snapshot."""
+        """How many numbers a series has in a snapshot."""
         return len(self.buckets) + 2 if self.kind == "histogram" else 1
 
 
@@ -47,23 +49,26 @@ METRICS: dict[str, Metric] = {}
 
 
 class Recorder:
-    """The totals of one process; any thread may record."""
+    """Running totals of one process; any thread may record."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._totals: dict[str, dict[str, list[float]]] = {}
 
     def add(self, metric: Metric, amount: float = 1.0, label: str = "") -> None:
+        """Increase a counter."""
         assert metric.kind == "counter" and amount >= 0, metric.name
         with self._lock:
             self._series(metric, label)[0] += amount
 
     def set(self, metric: Metric, value: float, label: str = "") -> None:
+        """Set a gauge."""
         assert metric.kind == "gauge", metric.name
         with self._lock:
             self._series(metric, label)[0] = value
 
     def observe(self, metric: Metric, value: float, label: str = "") -> None:
+        """Add an observation to a histogram."""
         assert metric.kind == "histogram", metric.name
         with self._lock:
             series = self._series(metric, label)
@@ -71,6 +76,7 @@ class Recorder:
             series[-1] += value
 
     def snapshot(self) -> Snapshot:
+        """A copy of all totals."""
         with self._lock:
             return {
                 name: {label: list(series) for label, series in labels.items()}
@@ -79,32 +85,33 @@ class Recorder:
 
     def _series(self, metric: Metric, label: str) -> list[float]:
         assert label in (metric.values or ("",)), f"{metric.name} has no {label!r}"
-        series = self._totals.setdefault(metric.name, {})
-        return series.setdefault(label, [0.0] * metric.width)
+        by_label = self._totals.setdefault(metric.name, {})
+        return by_label.setdefault(label, [0.0] * metric.width)
 
 
-def merged(snapshots: Iterable[Snapshot]) -> Snapshot:
-    """Of several processes; names that are not declared here are left out."""
-    found: dict[str, dict[str, list[float]]] = {}
+def merge(snapshots: Iterable[Snapshot]) -> Snapshot:
+    """One snapshot of several processes; metrics that are not declared here are left out."""
+    totals: dict[str, dict[str, list[float]]] = {}
     for snapshot in snapshots:
         for name, labels in snapshot.items():
             if name in METRICS:
+                by_label = totals.setdefault(name, {})
                 for label, series in labels.items():
-                    known = found.setdefault(name, {})
-                    known[label] = _joined(METRICS[name], known.get(label), series)
-    return found
+                    known = by_label.get(label)
+                    by_label[label] = _merge_series(METRICS[name], known, series)
+    return totals
 
 
-def _joined(metric: Metric, one: list[float] | None, other: list[float]) -> list[float]:
-    if one is None:
-        return list(other)
+def _merge_series(metric: Metric, known: list[float] | None, series: list[float]) -> list[float]:
+    if known is None:
+        return list(series)
     if metric.kind == "gauge" and metric.reduce != "sum":
-        return [{"max": max, "min": min}[metric.reduce](one[0], other[0])]
-    return [a + b for a, b in zip(one, other, strict=True)]
+        return [{"max": max, "min": min}[metric.reduce](known[0], series[0])]
+    return [a + b for a, b in zip(known, series, strict=True)]
 
 
 def value(snapshot: Snapshot, metric: Metric, label: str = "") -> float:
-    """Of a counter or gauge: NaN where a gauge was never set, 0 where nothing was counted."""
+    """A counter (0 before it is first increased) or a gauge (NaN before it is first set)."""
     series = snapshot.get(metric.name, {}).get(label)
     if series is None:
         return 0.0 if metric.kind == "counter" else math.nan
@@ -112,28 +119,31 @@ def value(snapshot: Snapshot, metric: Metric, label: str = "") -> float:
 
 
 def quantile(snapshot: Snapshot, metric: Metric, share: float, label: str = "") -> float:
-    """Of a histogram, along a line inside its bucket; NaN where nothing was observed."""
-    series = snapshot.get(metric.name, {}).get(label)
-    counts = series[:-1] if series else []
-    wanted = share * sum(counts)
-    if not wanted:
+    """Estimated quantile of a histogram, linear within a bucket; NaN without observations."""
+    counts = _counts(snapshot, metric, label)
+    remaining = share * sum(counts)
+    if not remaining:
         return math.nan
     low = 0.0
     for count, high in zip(counts, metric.buckets, strict=False):
-        if count >= wanted:
-            return low + (high - low) * wanted / count
-        wanted, low = wanted - count, high
+        if count >= remaining:
+            return low + (high - low) * remaining / count
+        remaining, low = remaining - count, high
     return low  # beyond the last bucket: at least this
 
 
 def share_above(snapshot: Snapshot, metric: Metric, bound: float, label: str = "") -> float:
-    """Of what a histogram observed: in the buckets that end beyond the bound."""
-    counts = snapshot.get(metric.name, {}).get(label, [])[:-1]
+    """Share of a histogram's observations in buckets that end above the bound; NaN without any."""
+    counts = _counts(snapshot, metric, label)
     within = sum(counts[: bisect_right(metric.buckets, bound)])
     return 1 - within / sum(counts) if any(counts) else math.nan
 
 
 def mean(snapshot: Snapshot, metric: Metric, label: str = "") -> float:
-    """Of what a histogram observed; NaN where that is nothing."""
-    series = snapshot.get(metric.name, {}).get(label, [])
-    return series[-1] / sum(series[:-1]) if any(series[:-1]) else math.nan
+    """Mean of a histogram's observations; NaN without any."""
+    counts = _counts(snapshot, metric, label)
+    return snapshot[metric.name][label][-1] / sum(counts) if any(counts) else math.nan
+
+
+def _counts(snapshot: Snapshot, metric: Metric, label: str) -> list[float]:
+    return snapshot.get(metric.name, {}).get(label, [])[:-1]

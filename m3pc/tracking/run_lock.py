@@ -1,4 +1,4 @@
-"""One process at a time works on a run."""
+"""A lock on a run's folder: one process at a time works on it."""
 
 import fcntl
 import os
@@ -9,25 +9,25 @@ from pathlib import Path
 
 from m3pc.types import InputError
 
-PAUSES = (0.0, 0.05, 0.1)  # seconds: whoever only looks holds the lock for less
+PAUSES = (0.0, 0.05, 0.1)  # seconds before each attempt: a status query holds the lock for less
 
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """For as long as the block runs; the lock ends with its process, however that ends."""
+    """Hold the lock during the block. It is released when the process ends, in whatever way."""
     try:
         descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise InputError(f"{run} is not a run: {error.strerror}; give the folder of one") from None
     try:
-        if not any(_taken(descriptor, pause) for pause in PAUSES):
+        if not any(_acquired(descriptor, pause) for pause in PAUSES):
             raise InputError(f"{run} is being worked on by another process; wait for it")
         yield
     finally:
         os.close(descriptor)
 
 
-def _taken(descriptor: int, pause: float) -> bool:
+def _acquired(descriptor: int, pause: float) -> bool:
     time.sleep(pause)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

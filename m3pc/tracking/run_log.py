@@ -1,4 +1,4 @@
-"""Metrics of a run: a JSON line and TensorBoard scalars for every report."""
+"""Metrics of a run: a JSON line and TensorBoard scalars for each report."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class RunLog:
-    """Appends to RUN/metrics.jsonl. A run that goes back to count n forgets what came after it."""
+    """Appends to RUN/metrics.jsonl. A run that resumes at count `done` deletes later lines."""
 
     def __init__(
         self,
@@ -30,35 +30,35 @@ class RunLog:
         vital: bool = True,
         tracker: Tracker | None = None,
     ) -> None:
-        """`unit` is what is counted: updates of the whole run, or steps in the environment. A log
-        that is not `vital` loses what a full disk does not take, and its run goes on. A tracker is
-        told the same numbers and closed with the log."""
+        """`unit` is what is counted: updates of the whole run, or environment steps. If the disk is
+        full, a `vital` log raises, any other loses the line. `tracker` gets the same numbers and is
+        closed with the log."""
         from torch.utils.tensorboard import SummaryWriter
 
         path, self._unit, self._vital = folder / NAME, unit, vital
         self._tracker = tracker
-        _forget(path, unit, after=done)
-        self._file = path.open("a", encoding="utf-8")
+        _truncate(path, unit, after=done)
+        self.file = path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder), purge_step=done + 1)
 
     def write(
         self, group: str, done: int, numbers: Mapping[str, float], **lists: Sequence[float]
     ) -> None:
-        """Numbers of one group of metrics after `done` updates or steps. Lists of numbers are kept
-        in the file only."""
+        """Numbers of one group of metrics after `done` updates or steps. Lists of numbers go to the
+        file only."""
         finite: dict[str, Any] = {n: x if math.isfinite(x) else None for n, x in numbers.items()}
         finite |= {name: list(values) for name, values in lists.items()}
-        with self._spared():
-            self._file.write(json.dumps({self._unit: done, "group": group, **finite}) + "\n")
-            self._file.flush()
+        with self._unless_vital():
+            self.file.write(json.dumps({self._unit: done, "group": group, **finite}) + "\n")
+            self.file.flush()
             for name, value in numbers.items():
                 self._board.add_scalar(f"{group}/{name}", value, done)
         if self._tracker is not None:
             self._tracker.log({f"{group}/{name}": x for name, x in numbers.items()}, done)
 
     def sync(self) -> None:
-        """Before a checkpoint: what it stands on is on disk."""
-        os.fsync(self._file.fileno())
+        """Write everything to disk; call it before a checkpoint, which relies on these lines."""
+        os.fsync(self.file.fileno())
         self._board.flush()
 
     def __enter__(self) -> Self:
@@ -71,15 +71,15 @@ class RunLog:
         trace: TracebackType | None,
     ) -> None:
         try:
-            for closing in (self._file, self._board):
-                with self._spared():
+            for closing in (self.file, self._board):
+                with self._unless_vital():
                     closing.close()
         finally:
             if self._tracker is not None:
                 self._tracker.close()
 
     @contextmanager
-    def _spared(self) -> Iterator[None]:
+    def _unless_vital(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -88,16 +88,16 @@ class RunLog:
             log.warning("event=metrics-lost reason=%s", error)
 
 
-def read(folder: Path, group: str) -> list[dict[str, Any]]:
-    """The whole lines of one group, in order."""
+def read_metrics(folder: Path, group: str) -> list[dict[str, Any]]:
+    """The complete lines of one group, in order."""
     if not (folder / NAME).exists():
         return []
-    lines = map(_whole, (folder / NAME).read_bytes().splitlines())
+    lines = map(_parsed, (folder / NAME).read_bytes().splitlines())
     return [line for line in lines if line.pop("group", None) == group]
 
 
-def _forget(path: Path, unit: Unit, *, after: int) -> None:
-    """Cut the file after its last whole line of a count up to `after`."""
+def _truncate(path: Path, unit: Unit, *, after: int) -> None:
+    """Delete the first line that is incomplete or of a count above `after`, and all that follow."""
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -110,18 +110,18 @@ def _forget(path: Path, unit: Unit, *, after: int) -> None:
 
 
 def _count(line: bytes, unit: Unit) -> float:
-    """Of a line; of one that a power cut spoilt, later than any."""
-    found = _whole(line)
+    """The count of a line; infinite for a damaged one, so that it is deleted."""
+    fields = _parsed(line)
     try:
-        return int(found[unit]) if "group" in found else math.inf
+        return int(fields[unit]) if "group" in fields else math.inf
     except (ValueError, TypeError, KeyError):
         return math.inf
 
 
-def _whole(line: bytes) -> dict[str, Any]:
-    """What a line says; nothing where it was cut or spoilt."""
+def _parsed(line: bytes) -> dict[str, Any]:
+    """The fields of a line; empty if it is incomplete or damaged."""
     try:
-        found = json.loads(line)
+        fields = json.loads(line)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}

@@ -1,8 +1,8 @@
-"""Metrics of a run in MLflow or Weights & Biases too, beside those in its folder.
+"""Metrics of a run in MLflow or Weights & Biases, in addition to those in its folder.
 
-Their calls may block for minutes, and W&B ends with the process that loaded it whether that process
-can wait or not. So each runs in a process of its own (`tracker_process.py`), and a thread talks to
-it: whatever goes wrong there costs a line in the log, and never the run.
+Their calls may block for minutes, and W&B ends together with the process that loaded it, whether or
+not that process can wait. So the tool runs in a process of its own (`tracker_process.py`) that a
+thread talks to: whatever goes wrong there costs a line in the log and never the run.
 """
 
 import json
@@ -11,12 +11,13 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Thread
 from typing import Any, Protocol
 
 from m3pc.config.overrides import flatten
@@ -25,11 +26,11 @@ from m3pc.core.subprocesses import python_path
 from m3pc.types import InputError
 
 NONE = ("", "none")
-PACKAGES = ("mlflow", "wandb")  # by the names of their tools
-LOG = "tracking.log"  # what the tool itself has to say
-ROOM = 1000  # reports that wait; what comes after them is lost
+PACKAGES = ("mlflow", "wandb")  # named as their tools are
+LOG = "tracking.log"  # in the run's folder: the tool's own output
+ROOM = 1000  # reports that may wait; later ones are lost
 CLOSE_SECONDS, END_SECONDS = 30.0, 5.0
-# Unless the environment says otherwise: nobody else is told, and an absent server is soon known.
+# Defaults: no telemetry to third parties, and an absent server is noticed soon.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -41,27 +42,28 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    def log(self, numbers: Mapping[str, float], step: int) -> None: ...
+    def log(self, numbers: Mapping[str, float], step: int) -> None:
+        """Numbers after `step` updates or environment steps."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Finish the tool's run."""
 
 
-class Killable(Tracker, Protocol):
+class KillableTracker(Tracker, Protocol):
     def kill(self) -> None:
-        """From another thread: whatever is being waited for ends at once, with an error."""
+        """Called by another thread: a call that blocks ends at once, with an error."""
 
 
-def tracker(name: str, run_folder: Path, config: Config) -> Tracker | None:
-    """What a RunLog tells its numbers; nothing starts before the first. None where none is asked
-    for."""
-    require(name)
+def make_tracker(name: str, run_folder: Path, config: Config) -> Tracker | None:
+    """The tracker of a run's RunLog; None if `name` is none. It starts with its first numbers."""
+    require_tracker(name)
     if name in NONE:
         return None
-    return BackgroundTracker(ExternalTracker(name, run_folder.resolve(), flatten(config)))
+    return BackgroundTracker(partial(ExternalTracker, name, run_folder.resolve(), flatten(config)))
 
 
-def require(name: str) -> None:
-    """Before a run is made: what its tracker needs is there."""
+def require_tracker(name: str) -> None:
+    """Refuse a tracker that does not exist or is not installed, before a run is made."""
     if name in NONE:
         return
     if name not in PACKAGES:
@@ -71,16 +73,22 @@ def require(name: str) -> None:
 
 
 class BackgroundTracker:
-    """Lets a tracker work in a thread: nobody waits for it, and its errors end here."""
+    """Passes reports to a tracker in a thread: the run never waits for it nor sees its errors."""
 
     def __init__(
-        self, inner: Killable, *, room: int = ROOM, close_seconds: float = CLOSE_SECONDS
+        self,
+        start: Callable[[], KillableTracker],
+        *,
+        room: int = ROOM,
+        close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        self._inner, self._room, self._close_seconds = inner, room, close_seconds
-        self._waiting: SimpleQueue[tuple[dict[str, float], int] | None] = SimpleQueue()
+        """`start` makes the tracker when there is something to report."""
+        self._start, self._room, self._close_seconds = start, room, close_seconds
+        self._tracker: KillableTracker | None = None
+        self._reports: SimpleQueue[tuple[dict[str, float], int] | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._given_up = Event()
-        self._dropped = self._failed = 0  # reports: each is counted by one thread alone
+        self._dropped = self.failed = 0  # lost reports: counted by the run's and by this thread
         self._failing = self._full = False
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
@@ -88,125 +96,105 @@ class BackgroundTracker:
         if not finite:
             return
         if self._thread is None:
-            # A daemon: one that hangs does not keep the process from ending.
+            # A daemon thread does not keep the process from ending if it hangs.
             self._thread = Thread(target=self._work, name="tracker", daemon=True)
             self._thread.start()
-        full = self._waiting.qsize() >= self._room
+        full = self._reports.qsize() >= self._room
         if full:
             self._dropped += 1
             if not self._full:
                 log.warning("event=tracking-lost reason=%d reports wait already", self._room)
         else:
-            self._waiting.put((finite, step))
+            self._reports.put((finite, step))
         self._full = full
 
     def close(self) -> None:
-        """Send what waits, for so many seconds."""
+        """Pass on the reports that wait, for `close_seconds`; then give up."""
         if self._thread is None:
             return
-        self._waiting.put(None)
+        self._reports.put(None)
         self._thread.join(self._close_seconds)
         if self._thread.is_alive():
             self._given_up.set()
-            self._inner.kill()
+            if self._tracker is not None:
+                self._tracker.kill()
             self._thread.join(END_SECONDS)
-        lost = self._dropped + self._failed + max(0, self._waiting.qsize() - 1)
+        lost = self._dropped + self.failed + max(0, self._reports.qsize() - 1)
         if lost:
             log.warning("event=tracking-lost reports=%d", lost)
 
     def _work(self) -> None:
-        while not self._given_up.is_set() and (report := self._waiting.get()) is not None:
+        while not self._given_up.is_set() and (report := self._reports.get()) is not None:
             try:
-                self._inner.log(*report)
-            except Exception as error:  # any: nothing that a tracker does may end a run
-                self._failed += 1
+                if self._tracker is None:
+                    self._tracker = self._start()
+                if self._given_up.is_set():  # `close` may have come too early to kill it
+                    raise TimeoutError("the tracker did not start in time")
+                self._tracker.log(*report)
+            except Exception as error:  # any: no fault of a tracker may end a run
+                self.failed += 1
                 if not self._failing:
                     log.warning("event=tracking-lost reason=%s", error)
                 self._failing = True
             else:
                 if self._failing:
-                    log.info("event=tracking-back lost=%d", self._failed)
+                    log.info("event=tracking-back lost=%d", self.failed)
                 self._failing = False
-        try:
-            self._inner.close()
-        except Exception as error:
-            log.warning("event=tracking-lost reason=%s", error)
+        if self._tracker is not None:
+            try:
+                self._tracker.close()
+            except Exception as error:
+                log.warning("event=tracking-lost reason=%s", error)
 
 
 class ExternalTracker:
-    """A tracker in a process of its own: an order is a line to it, and each has an answer."""
+    """A tracker in a process of its own, which answers each line that it is sent with a line."""
 
     def __init__(self, name: str, folder: Path, params: Mapping[str, object]) -> None:
-        self._about = {"name": name, "folder": str(folder), "params": dict(params)}
-        self._log = folder / LOG
-        self._process: subprocess.Popen[str] | None = None
-        self._killed, self._lock = False, Lock()
+        self._log, self._killed = folder / LOG, False
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "m3pc.tracking.tracker_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=ENVIRONMENT | os.environ | {"PYTHONPATH": python_path()},
+                start_new_session=True,  # no Ctrl-C, and no terminal at which a tool may ask
+                text=True,
+                encoding="utf-8",
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._write({"name": name, "folder": str(folder), "params": dict(params)})
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        self._ask({"numbers": dict(numbers), "step": step})
+        self._request({"numbers": dict(numbers), "step": step})
 
     def close(self) -> None:
-        """Let it finish; then it is gone."""
-        process = self._process
-        if process is None:
-            return
         try:
-            if not self._killed and process.poll() is None:
-                self._ask({})
-                process.wait(END_SECONDS)
+            if not self._killed and self._process.poll() is None:
+                self._request({})
+                self._process.wait(END_SECONDS)
         finally:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):  # what could not be written any more
-                    if pipe is not None:
-                        pipe.close()
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._requests, self._answers):
+                with suppress(OSError):  # it ended before it read everything
+                    pipe.close()
 
     def kill(self) -> None:
-        with self._lock:
-            self._killed = True
-            if self._process is not None:
-                self._process.kill()
+        self._killed = True
+        self._process.kill()
 
-    def _ask(self, order: Mapping[str, Any]) -> None:
-        process = self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        with suppress(BrokenPipeError):  # it ended, so there is no answer either
-            process.stdin.write(json.dumps(order) + "\n")
-            process.stdin.flush()
-        answer = process.stdout.readline()
+    def _request(self, content: Mapping[str, Any]) -> None:
+        self._write(content)
+        answer = self._answers.readline()
         if not answer:
             raise ChildProcessError(f"the tracker's process ended; {self._log} may say why")
         if reason := answer.strip():
             raise ChildProcessError(reason)
 
-    def _started(self) -> subprocess.Popen[str]:
-        with self._lock:
-            if self._killed:
-                raise ChildProcessError("the tracker did not answer in time")
-            if self._process is None:
-                self._process = self._start()
-            return self._process
-
-    def _start(self) -> subprocess.Popen[str]:
-        """In a session of its own: Ctrl-C is for the run, and nothing can ask at the terminal."""
-        with self._log.open("wb") as said:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "m3pc.tracking.tracker_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                env=_environment(),
-                start_new_session=True,
-                text=True,
-                encoding="utf-8",
-            )
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(self._about) + "\n")
-        return process
-
-
-def _environment() -> dict[str, str]:
-    return ENVIRONMENT | os.environ | {"PYTHONPATH": python_path()}
+    def _write(self, content: Mapping[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # it ended, so there will be no answer either
+            self._requests.write(json.dumps(content) + "\n")
+            self._requests.flush()

@@ -1,18 +1,17 @@
-"""A store as pretraining sees it: which episodes, their statistics, the best return at each step.
+"""A store as pretraining sees it: the episodes to learn from, their statistics, the envelope.
 
-E episodes, R rows of steps, H the step limit.
+E episodes, H the step limit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from m3pc.config.schema import Config, NormaliserConfig
-from m3pc.core.returns import ReturnRule, returns_to_go
+from m3pc.core.returns import ReturnRule
 from m3pc.types import Floats, InputError, Integers
-from replay.format.segment import Segment
 from replay.store.statistics import Moments, moments
 from replay.store.store import Store
 from replay.store.view import EpisodeMask, StoreView
@@ -24,17 +23,20 @@ class Dataset:
     train: EpisodeMask  # [E]
     held_out: EpisodeMask  # [E]
     rule: ReturnRule
-    arrays: dict[str, Floats]  # the normaliser: states.mean, states.std, rewards.mean, ...
-    critic_arrays: dict[str, Floats]  # state_mean, state_std: always unpadded
+    arrays: dict[str, Floats]  # of the normaliser: states.mean, states.std, rewards.mean, ...
+    critic_arrays: dict[str, Floats]  # state_mean, state_std: never with padding
     envelope: Floats  # [H] best return at each step over the best episodes
-    return_range: Floats  # [2] least and greatest return
+    return_range: Floats  # [2] lowest and highest return
 
 
-def prepare(store: Store, config: Config) -> Dataset:
+def prepare_dataset(store: Store, config: Config) -> Dataset:
+    """Split a store and compute what the model's inputs are normalised and conditioned with."""
     train, held_out = split(store, config)
     rule = ReturnRule.of(config.returns, store.header.max_episode_steps)
-    chosen_rows = [(_rows(s, chosen), s) for s, chosen in _by_segment(store, train)]
-    returns = [returns_to_go(s.rewards, s.lengths, rule) for s in store.segments]
+    bounds = np.cumsum([len(segment.lengths) for segment in store.segments])[:-1]
+    in_segments = zip(store.segments, np.split(train, bounds), strict=True)
+    chosen_rows = [(np.repeat(chosen, s.lengths), s) for s, chosen in in_segments]  # [steps of s]
+    returns = [s.returns(rule) for s in store.segments]
     columns = {
         "states": [s.states[rows] for rows, s in chosen_rows],
         "rewards": [s.rewards[rows][:, None] for rows, s in chosen_rows],
@@ -43,8 +45,8 @@ def prepare(store: Store, config: Config) -> Dataset:
     unpadded = {name: moments([x for x in parts if len(x)]) for name, parts in columns.items()}
     count = int(store.lengths[train].sum())
     cells = int(train.sum()) * store.header.max_episode_steps if config.normaliser.padded else count
-    used = {name: _with_padding(found, count, cells) for name, found in unpadded.items()}
-    spread = unpadded["states"].std
+    used = {name: _with_padding(plain, count, cells) for name, plain in unpadded.items()}
+    state_std = unpadded["states"].std
     return Dataset(
         store=store,
         train=train,
@@ -52,15 +54,15 @@ def prepare(store: Store, config: Config) -> Dataset:
         rule=rule,
         arrays={
             f"{name}.{part}": values.astype(np.float32)
-            for name, found in used.items()
+            for name, statistics in used.items()
             for part, values in (
-                ("mean", found.mean),
-                ("std", _floored(found.std, config.normaliser)),
+                ("mean", statistics.mean),
+                ("std", _floored(statistics.std, config.normaliser)),
             )
         },
         critic_arrays={
             "state_mean": unpadded["states"].mean.astype(np.float32),
-            "state_std": np.where(spread > 0, spread, 1.0).astype(np.float32),
+            "state_std": np.where(state_std > 0, state_std, 1.0).astype(np.float32),
         },
         envelope=envelope(
             store,
@@ -73,7 +75,7 @@ def prepare(store: Store, config: Config) -> Dataset:
 
 
 def split(store: Store, config: Config) -> tuple[EpisodeMask, EpisodeMask]:
-    """Episodes to learn from and episodes to measure on; those too short are in neither."""
+    """Masks of the episodes to learn from and of those held out; short episodes are in neither."""
     usable = np.flatnonzero(store.lengths >= config.dataset.min_length)
     count = round(len(usable) * config.dataset.train_share)
     if count < 1:
@@ -90,32 +92,23 @@ def split(store: Store, config: Config) -> tuple[EpisodeMask, EpisodeMask]:
     return train, held_out
 
 
-def _by_segment(store: Store, chosen: EpisodeMask) -> Iterator[tuple[Segment, EpisodeMask]]:
-    bounds = np.cumsum([len(segment.lengths) for segment in store.segments])[:-1]
-    yield from zip(store.segments, np.split(chosen, bounds), strict=True)
-
-
-def _rows(segment: Segment, chosen: EpisodeMask) -> NDArray[np.bool_]:
-    return np.repeat(chosen, segment.lengths)
-
-
-def _with_padding(found: Moments, count: int, cells: int) -> Moments:
-    """The same over `cells` rows, of which those beyond `count` are 0."""
+def _with_padding(plain: Moments, count: int, cells: int) -> Moments:
+    """The moments of `count` rows after padding them with zeros to `cells` rows."""
     if cells == count:
-        return found
-    mean = found.mean * count / cells
-    square = (found.std**2 + found.mean**2) * count / cells
+        return plain
+    mean = plain.mean * count / cells
+    square = (plain.std**2 + plain.mean**2) * count / cells
     return Moments(
         mean=mean,
         std=np.sqrt(np.maximum(square - mean**2, 0)),
-        low=np.minimum(found.low, 0),
-        high=np.maximum(found.high, 0),
+        low=np.minimum(plain.low, 0),
+        high=np.maximum(plain.high, 0),
     )
 
 
 def _floored(std: NDArray[np.float64], config: NormaliserConfig) -> NDArray[np.float64]:
-    instead = config.std_floor if config.below_floor == "floor" else 1.0
-    return np.where(std < config.std_floor, instead, std)
+    replacement = config.std_floor if config.below_floor == "floor" else 1.0
+    return np.where(std < config.std_floor, replacement, std)
 
 
 def _best(store: Store, train: EpisodeMask, count: int) -> Integers:
@@ -127,16 +120,17 @@ def _best(store: Store, train: EpisodeMask, count: int) -> Integers:
 def envelope(
     view: StoreView, returns: Sequence[Floats], kept: Integers, max_episode_steps: int
 ) -> Floats:
-    """[H] largest return at each step over the episodes `kept`; where none lasts, the last one's.
+    """The highest return-to-go at each step over the episodes `kept` [H]; steps that none of them
+    reaches repeat the last one.
 
-    `returns` are those of the view's segments, one after the other.
+    `returns` are those of the view's segments, in order.
     """
     flat, ends = np.concatenate(returns), np.cumsum(view.lengths)
-    found = np.full(max_episode_steps, -np.inf, np.float32)
+    best = np.full(max_episode_steps, -np.inf, np.float32)
     for episode in kept:
         length = view.lengths[episode]
-        piece = flat[ends[episode] - length : ends[episode]]
-        found[:length] = np.maximum(found[:length], piece)
+        episode_returns = flat[ends[episode] - length : ends[episode]]
+        best[:length] = np.maximum(best[:length], episode_returns)
     longest = int(view.lengths[kept].max())
-    found[longest:] = found[longest - 1]
-    return found
+    best[longest:] = best[longest - 1]
+    return best

@@ -1,14 +1,14 @@
 """Pretraining: the trajectory model, then the critic, from one store, on one machine.
 
     RUN/config.yaml     the settings
-    RUN/metrics.jsonl   a line a report; TensorBoard's events beside it
+    RUN/metrics.jsonl   one line per report; TensorBoard's event files are beside it
     RUN/checkpoints/    the newest ones
 
-Everything random is a function of the seed and the update's number, so a checkpoint holds weights
-and optimisers, and a run that was killed goes on as if it had not been.
+Everything random is a function of the seed and the update's number. So a checkpoint needs only
+weights and optimisers, and a run that was killed continues with the same bits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,75 +22,79 @@ from learner.trajectory import TrajectoryLearner
 from m3pc.config.presets import dump
 from m3pc.config.schema import Config
 from m3pc.core.files import staged_directory
+from m3pc.core.progress import OnProgress
 from m3pc.model import checkpoint
 from m3pc.model.btm import TrajectoryModel
 from m3pc.model.checkpoint import Checkpoint
 from m3pc.model.critic import Critic
 from m3pc.model.device import prepare_compute
 from m3pc.model.normalisation import Normaliser
-from m3pc.model.weights import Weights, gather, part
+from m3pc.model.weights import Weights, gather_tensors, with_prefix
 from m3pc.plots import loss_curves
 from m3pc.tracking.run_lock import locked
-from m3pc.tracking.run_log import RunLog, read
-from m3pc.tracking.trackers import tracker
-from m3pc.training.dataset import Dataset, prepare
+from m3pc.tracking.run_log import RunLog, read_metrics
+from m3pc.tracking.trackers import make_tracker
+from m3pc.training.dataset import Dataset, prepare_dataset
 from m3pc.training.running_means import RunningMeans
 from m3pc.types import InputError
 from replay.sampling.sampler import Sampler
 from replay.sampling.transitions import TransitionSampler
 from replay.store.store import Store
 
-MEASURED_BATCHES, MEASURED_ROWS, MEASURED_STEPS = 4, 512, 2048  # of pieces, of single steps
-# Tensors that no update changes.
+# A measurement on held-out data: number of batches, windows in one, transitions in one.
+MEASURED_BATCHES, MEASURED_ROWS, MEASURED_STEPS = 4, 512, 2048
+# Prefixes of the tensors that come from the data: no update changes them.
 FROM_DATA = ("normaliser.", "critic.state_", "envelope", "return_range")
-Report = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pretrained:
-    """How it ended."""
-
+class PretrainResult:
     path: Path  # of the run
     weights: Weights
-    measures: Mapping[str, float]  # on held-out episodes; empty where none was held out
+    measures: Mapping[str, float]  # on held-out episodes; empty if none was held out
 
 
-def start(store: Store, config: Config, out: Path) -> None:
-    """A new run at `out`, with a checkpoint of nothing learned: from here on it can be resumed."""
+def create_run(store: Store, config: Config, out: Path) -> None:
+    """Make a run at `out` with a checkpoint of untrained weights, ready to be resumed."""
     if out.exists():
         raise InputError(f"{out} exists already; go on with it by --resume, or give another --out")
     prepare_compute(config.compute)
-    work = PretrainTrainer(prepare(store, config), config)
+    trainer = PretrainTrainer(prepare_dataset(store, config), config)
     with staged_directory(out) as stage:
         (stage / "config.yaml").write_text(dump(config), encoding="utf-8")
-        work.save(stage / "checkpoints", str(store.path.resolve()))
+        (stage / "checkpoints").mkdir()
+        trainer.save(stage / "checkpoints")
 
 
-def resume(run: Path, report: Report, *, data: Store | None = None, track: str = "") -> Pretrained:
-    """Go on from the newest whole checkpoint to the end."""
+def resume(
+    run: Path, on_progress: OnProgress, *, data: Store | None = None, track: str = ""
+) -> PretrainResult:
+    """Continue from the newest complete checkpoint to the end; `data` if its store has moved."""
     with locked(run):
-        last = checkpoint.newest(run / "checkpoints")
+        last = checkpoint.read_newest(run / "checkpoints")
         config = last.weights.config
         prepare_compute(config.compute)
         source, checksum = (last.progress.get(name) for name in ("data", "checksum"))
         if not isinstance(source, str) or not isinstance(checksum, str):
             raise InputError(f"{last.path} does not say which data it learned from; use another")
-        store = data or _own_data(source)
+        store = data or _open_source(source)
         if store.checksum != checksum:
             raise InputError(
                 f"{store.path} has checksum {store.checksum[:16]}, {run} was started on "
                 f"{checksum[:16]}; give the same data"
             )
-        work = PretrainTrainer(prepare(store, config), config)
-        work.restore(last)
-        checkpoint.publish(last.path)  # a kill may have come between a checkpoint and its name
-        if work.done < work.total:
-            with RunLog(run, done=work.done, tracker=tracker(track, run, config)) as log:
-                work.finish(run, log, report)
-        return Pretrained(path=run, weights=work.weights(), measures=work.measures())
+        trainer = PretrainTrainer(prepare_dataset(store, config), config)
+        trainer.restore(last)
+        checkpoint.publish(last.path)  # in case a kill came before LATEST named it
+        if trainer.done < trainer.total:
+            with RunLog(run, done=trainer.done, tracker=make_tracker(track, run, config)) as log:
+                trainer.train(run, log, on_progress)
+        return PretrainResult(
+            path=run, weights=trainer.weights(), measures=trainer.measure_held_out()
+        )
 
 
-def _own_data(source: str) -> Store:
+def _open_source(source: str) -> Store:
     try:
         return Store(source)
     except InputError as error:
@@ -98,8 +102,8 @@ def _own_data(source: str) -> Store:
 
 
 def draw_curve(run: Path) -> Path:
-    """The errors by update, as RUN/curve.png: while learning, and of one step on held-out data."""
-    model, held_out = read(run, "model"), read(run, "held_out")
+    """Draw RUN/curve.png: errors by update, in training and of one step on held-out data."""
+    model, held_out = read_metrics(run, "model"), read_metrics(run, "held_out")
     lines = {
         name: ([row["update"] for row in model], [row[name] for row in model])
         for name in ("states", "rewards", "returns", "actions")
@@ -115,7 +119,7 @@ def draw_curve(run: Path) -> Path:
 
 
 class PretrainTrainer:
-    """Two learners and their samplers, at some number of updates."""
+    """Model and critic with their optimisers and samplers, after some number of updates."""
 
     def __init__(self, dataset: Dataset, config: Config) -> None:
         store, device = dataset.store, config.compute.device
@@ -130,13 +134,14 @@ class PretrainTrainer:
         )
         self.model = TrajectoryLearner(model, self.normaliser, config)
         self.critic = CriticLearner(critic.to(device), config.critic)
-        self.pieces = self._pieces(dataset.train, config.pretrain.batch)
-        self.transitions = self._transitions(dataset.train, config.critic.batch)
-        self._measured: tuple[Sampler, TransitionSampler] | None = None
+        self.windows = self._window_sampler(dataset.train, config.pretrain.batch)
+        self.transitions = self._transition_sampler(dataset.train, config.critic.batch)
+        self._held_out: tuple[Sampler, TransitionSampler] | None = None
         self.model_updates = self.critic_updates = 0
 
     @property
     def done(self) -> int:
+        """Updates of the model and of the critic so far."""
         return self.model_updates + self.critic_updates
 
     @property
@@ -144,41 +149,42 @@ class PretrainTrainer:
         critic = self.config.critic
         return self.config.pretrain.updates + critic.regression_updates + critic.updates
 
-    def finish(self, run: Path, log: RunLog, report: Report) -> None:
-        """All updates that are left, with reports, measurements and checkpoints on the way."""
-        pretrain, means = self.config.pretrain, RunningMeans()
+    def train(self, run: Path, log: RunLog, on_progress: OnProgress) -> None:
+        """The remaining updates: first the model's, then the critic's."""
+        pretrain, critic, means = self.config.pretrain, self.config.critic, RunningMeans()
         while self.done < self.total:
-            group, numbers = self._update()
+            # Sample a batch and learn from it.
+            if self.model_updates < pretrain.updates:
+                group, number = "model", self.model_updates
+                numbers = self.model.update(number, self.windows.batch(number))
+                self.model_updates += 1
+            else:
+                group, number = "critic", self.critic_updates
+                regression = number < critic.regression_updates
+                learn = self.critic.regress if regression else self.critic.update
+                numbers = learn(self.transitions.batch(number))
+                self.critic_updates += 1
             means.add(numbers)
+            # Report means, also before a checkpoint: a resumed run starts without sums.
             checkpoint_due = self._due(pretrain.checkpoint_every)
-            if checkpoint_due or self._due(pretrain.log_every):  # a resumed run has no sums
+            if checkpoint_due or self._due(pretrain.log_every):
                 reported = means.take()
                 log.write(group, self.done, reported)
-                report({"updates": self.done, "of": self.total} | self._shown(group, reported))
+                on_progress(
+                    {"updates": self.done, "of": self.total} | self._progress(group, reported)
+                )
+            # Measure on held-out data.
             if self._due(pretrain.measure_every):
-                log.write("held_out", self.done, self.measures())
+                log.write("held_out", self.done, self.measure_held_out())
             if checkpoint_due:
                 log.sync()
-                self.save(run / "checkpoints", str(self.dataset.store.path.resolve()))
+                self.save(run / "checkpoints")
 
     def _due(self, every: int) -> bool:
-        """Every so many updates, and at the end of the model's and of the critic's."""
+        """Every so many updates, and after the last one of the model and of the critic."""
         return self.done % every == 0 or self.done in (self.config.pretrain.updates, self.total)
 
-    def _update(self) -> tuple[str, dict[str, float]]:
-        if self.model_updates < self.config.pretrain.updates:
-            number = self.model_updates
-            numbers = self.model.update(number, self.pieces.batch(number))
-            self.model_updates += 1
-            return "model", numbers
-        number = self.critic_updates
-        batch = self.transitions.batch(number)
-        regression = number < self.config.critic.regression_updates
-        numbers = self.critic.regress(batch) if regression else self.critic.update(batch)
-        self.critic_updates += 1
-        return "critic", numbers
-
-    def _shown(self, group: str, means: Mapping[str, float]) -> dict[str, Any]:
+    def _progress(self, group: str, means: Mapping[str, float]) -> dict[str, Any]:
         if group == "critic":
             return {name: f"{value:.3g}" for name, value in means.items()}
         entropy = means.get("entropy", float("nan"))
@@ -190,22 +196,24 @@ class PretrainTrainer:
             "entropy": f"{entropy:.2f} of {self.config.entropy.target:g}",
         }
 
-    def measures(self) -> dict[str, float]:
+    def measure_held_out(self) -> dict[str, float]:
+        """Errors of model and critic on held-out episodes; empty if there are none."""
         held_out = self.dataset.held_out
         if not held_out.any():
             return {}
-        if self._measured is None:
-            self._measured = (
-                self._pieces(held_out, MEASURED_ROWS),
-                self._transitions(held_out, MEASURED_STEPS),
+        if self._held_out is None:
+            self._held_out = (
+                self._window_sampler(held_out, MEASURED_ROWS),
+                self._transition_sampler(held_out, MEASURED_STEPS),
             )
-        (pieces, steps), numbers = self._measured, range(MEASURED_BATCHES)
+        (windows, transitions), numbers = self._held_out, range(MEASURED_BATCHES)
         model = measure_model(
-            self.model.model, self.normaliser, self.config, map(pieces.batch, numbers)
+            self.model.model, self.normaliser, self.config, map(windows.batch, numbers)
         )
-        return model | measure_critic(self.critic.critic, map(steps.batch, numbers))
+        return model | measure_critic(self.critic.critic, map(transitions.batch, numbers))
 
     def weights(self) -> Weights:
+        """A copy as it is now."""
         dataset = self.dataset
         return Weights(
             version=self.done,
@@ -214,7 +222,7 @@ class PretrainTrainer:
             action_size=self.sizes[1],
             max_episode_steps=dataset.store.header.max_episode_steps,
             env=dataset.store.header.env,
-            tensors=gather(
+            tensors=gather_tensors(
                 self.model.model,
                 self.critic.critic,
                 arrays=dataset.arrays,
@@ -223,39 +231,42 @@ class PretrainTrainer:
             ),
         )
 
-    def save(self, folder: Path, data: str) -> None:
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint into `folder`."""
         progress = {
             "model_updates": self.model_updates,
             "critic_updates": self.critic_updates,
-            "data": data,
+            "data": str(self.dataset.store.path.resolve()),
             "checksum": self.dataset.store.checksum,
         }
-        folder.mkdir(exist_ok=True)
         keep = self.config.pretrain.keep
         checkpoint.write_next(
             folder, self.weights(), self._training(), progress, number=self.done, keep=keep
         )
 
     def restore(self, last: Checkpoint) -> None:
+        """Continue from a checkpoint, which must be of the same data and settings."""
         self.model_updates, self.critic_updates = self._counters(last.progress)
-        state, again = last.weights.tensors, self.weights().tensors
-        for name in again:
-            if name.startswith(FROM_DATA) and not torch.equal(state[name], again[name]):
+        state, fresh = last.weights.tensors, self.weights().tensors
+        for name in fresh:
+            if name.startswith(FROM_DATA) and not torch.equal(state[name], fresh[name]):
                 raise InputError(
                     f"{last.path}: {name} is not what this version takes from the data; "
                     "go on with the version that began the run, or start a new one"
                 )
-        self.model.model.load_state_dict(part(state, "model."))
-        self.critic.critic.load_state_dict(part(state, "critic."))
-        self.model.restore(part(last.training, "model."))
-        self.critic.restore(part(last.training, "critic."))
-        known = set(self._training())
-        if set(last.training) != known:
-            other = sorted(set(last.training) ^ known)[:3]
-            raise InputError(f"{last.path}: the state of training differs in {other}; use another")
+        self.model.model.load_state_dict(with_prefix(state, "model."))
+        self.critic.critic.load_state_dict(with_prefix(state, "critic."))
+        self.model.restore(with_prefix(last.training, "model."))
+        self.critic.restore(with_prefix(last.training, "critic."))
+        names = set(self._training())
+        if set(last.training) != names:
+            differing = sorted(set(last.training) ^ names)[:3]
+            raise InputError(
+                f"{last.path}: the state of training differs in {differing}; use another"
+            )
 
     def _counters(self, progress: Mapping[str, Any]) -> tuple[int, int]:
-        """Updates done, of the model and of the critic, which comes after it."""
+        """Updates of the model and of the critic, which starts after the model's last one."""
         critic = self.config.critic
         limits = {
             "model_updates": self.config.pretrain.updates,
@@ -272,11 +283,12 @@ class PretrainTrainer:
         return done[0], done[1]
 
     def _training(self) -> dict[str, Tensor]:
+        """What the next update needs beside the weights."""
         return {f"model.{name}": x for name, x in self.model.state().items()} | {
             f"critic.{name}": x for name, x in self.critic.state().items()
         }
 
-    def _pieces(self, chosen: Any, batch: int) -> Sampler:
+    def _window_sampler(self, chosen: Any, batch: int) -> Sampler:
         return Sampler(
             self.dataset.store,
             length=self.config.model.window,
@@ -286,7 +298,7 @@ class PretrainTrainer:
             chosen=chosen,
         )
 
-    def _transitions(self, chosen: Any, batch: int) -> TransitionSampler:
+    def _transition_sampler(self, chosen: Any, batch: int) -> TransitionSampler:
         return TransitionSampler(
             self.dataset.store,
             batch=batch,

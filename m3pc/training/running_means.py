@@ -1,4 +1,4 @@
-"""Numbers of many updates as a few."""
+"""Means of the numbers of many updates."""
 
 import math
 from collections import defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class RunningMeans:
-    """Means of numbers since the last report; a NaN says that there was none of its kind."""
+    """Means of numbers since the last report. A NaN is left out: that update had no such number."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = defaultdict(list)
@@ -19,6 +19,7 @@ class RunningMeans:
                 self.latest[name] = value
 
     def take(self) -> dict[str, float]:
+        """The means, which then start anew."""
         means = {name: sum(values) / len(values) for name, values in self._values.items()}
         self._values.clear()
         return means

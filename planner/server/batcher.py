@@ -12,125 +12,140 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from m3pc.telemetry.catalogue import (
     BATCH_ROWS,
-    EFFECTIVE,
+    EFFECTIVE_CANDIDATES,
     OUT_OF_MEMORY,
     PLAN_SECONDS,
     PLANNER_BUSY,
     PLANNER_IDLE,
     QUEUE_ROWS,
     REQUESTS,
-    SPREAD,
+    UTILITY_STD,
 )
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Decision, InputError, PlanRequest, Rejection, RejectReason
 from planner.latency_model import DeadlineRequest, LatencyModel
-from planner.requests import AnswerFn, fitting, in_pieces
+from planner.requests import answer_in_chunks, count_fitting
 
 log = logging.getLogger(__name__)
 
-CheckFn = Callable[[PlanRequest], None]  # an InputError where an answer is impossible
 PlanReply = Decision | Rejection
-OnScheduled = Callable[[PlanRequest], None]  # how a request is computed, when it is
+OnScheduled = Callable[[PlanRequest], None]  # gets the request as it is computed, just before
 
-LONGEST_PAUSE = 1.0  # seconds between two looks at an empty queue
-LEAST_WAIT, LONGEST_WAIT = 0.01, 5.0  # seconds that the refused are told to wait
-NEWEST = 0.1  # weight of the last batch in the seconds that a row takes
-GROW_AFTER = 100  # batches that fit, before larger ones are tried again
+IDLE_SECONDS = 1.0  # longest wait on an empty queue before it is looked at again
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.01, 5.0  # bounds of the retry-after hint
+ROW_SECONDS_GAIN = 0.1  # weight of the last batch in the mean duration of a row
+GROW_AFTER = 100  # batches that fit into memory before larger ones are tried again
 STOP_SECONDS = 10.0
+
+
+class PlanningEngine(Protocol):
+    """What computes the requests of a batcher."""
+
+    def check(self, request: PlanRequest) -> None:
+        """Raise an InputError if the request can never be answered."""
+
+    def compute(self, requests: Sequence[PlanRequest]) -> Sequence[Decision]:
+        """One decision per checked request; MemoryError if the batch is too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class QueuedRequest:
-    ask: PlanRequest
+    """A request that waits or is computed. Times are on the batcher's clock."""
+
+    request: PlanRequest
     rows: int
     arrived: float
-    deadline: float  # on the same clock
-    soon: float | None = None  # by which an answer is wanted; later it still is one
-    told: OnScheduled | None = None
+    hard_deadline: float  # after which it is not computed any more
+    soft_deadline: float | None = None  # after which a reply is late, but still of use
+    on_scheduled: OnScheduled | None = None
     reply: "Future[PlanReply]" = field(default_factory=Future)
 
 
 class Batcher:
-    """Answers requests of any threads by one of its own.
+    """Answers requests from any thread with one thread of its own.
 
-    A batch starts with `rows` rows, or once its oldest request has waited `wait` seconds; a
-    larger request goes alone. More than `queue` rows never wait. `answer` may tell by MemoryError
-    that a batch is too large. With a `pace`, requests that are wanted soon get fewer candidates.
+    A request is checked once, when it is submitted. A batch starts with `max_rows` rows, or once
+    its oldest request has waited `max_wait` seconds; a larger request is computed alone. At most
+    `queue_rows` rows wait. With a latency model, requests with a soft deadline get fewer candidates
+    where time is short.
     """
 
     def __init__(
         self,
-        answer: AnswerFn,
-        check: CheckFn,
+        engine: PlanningEngine,
         *,
-        rows: int,
-        wait: float,
-        queue: int,
+        max_rows: int,
+        max_wait: float,
+        queue_rows: int,
         recorder: Recorder,
-        pace: LatencyModel | None = None,
+        latency_model: LatencyModel | None = None,
+        grow_after: int = GROW_AFTER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._serving = answer, check
-        self._timing = pace
-        self._rows, self._wait, self._queue = rows, wait, queue
-        self._recorder, self._clock = recorder, clock
+        self._engine, self._latency_model = engine, latency_model
+        self._max_rows, self._max_wait, self._queue_rows = max_rows, max_wait, queue_rows
+        self._recorder, self._grow_after, self._clock = recorder, grow_after, clock
         self._changed = threading.Condition()
         self._waiting: deque[QueuedRequest] = deque()
         self._waiting_rows = 0
         self._computing: list[QueuedRequest] = []
-        self._began: float | None = None  # when what is computed now was begun
-        self._limit, self._fitted = rows, 0  # rows that fit into memory; batches since it shrank
-        self._pace = 0.0  # seconds that a row takes
+        self._compute_began: float | None = None
+        self._limit = max_rows  # rows of a batch that fit into memory
+        self._batches_that_fit = 0  # since the limit was last changed
+        self._row_seconds = 0.0  # mean duration of a row, for the retry-after hint alone
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
     def submit(
         self,
-        ask: PlanRequest,
-        seconds: float,
+        request: PlanRequest,
+        hard_deadline: float,
         *,
-        soon: float | None = None,
-        told: OnScheduled | None = None,
+        soft_deadline: float | None = None,
+        on_scheduled: OnScheduled | None = None,
     ) -> "Future[PlanReply]":
-        """The reply, at once or when its batch was computed; `seconds` from now it is too late.
+        """The reply, which a rejection completes at once.
 
-        soon  seconds from now after which it is late: with a pace, planning makes do with less
-        told  is called with what is computed in the end, before it is
+        hard_deadline  seconds from now after which the request is not computed any more
+        soft_deadline  seconds from now after which the reply is late; a latency model makes plans
+                       smaller to meet it
+        on_scheduled   called with the request as it is computed in the end
         """
         now = self._clock()
-        waiting = QueuedRequest(
-            ask=ask,
-            rows=len(ask.window),
+        queued = QueuedRequest(
+            request=request,
+            rows=len(request.window),
             arrived=now,
-            deadline=now + seconds,
-            soon=None if soon is None else now + soon,
-            told=told,
+            hard_deadline=now + hard_deadline,
+            soft_deadline=None if soft_deadline is None else now + soft_deadline,
+            on_scheduled=on_scheduled,
         )
-        refusal = self._unfit(waiting)
+        rejection = self._check(queued)
         with self._changed:
-            refusal = refusal or self._no_place(waiting)
-            if refusal is None:
-                self._waiting.append(waiting)
-                self._count(waiting.rows)
+            rejection = rejection or self._check_room(queued)
+            if rejection is None:
+                self._waiting.append(queued)
+                self._count_waiting(queued.rows)
                 self._changed.notify()
-                return waiting.reply
-        self._settle(waiting, refusal)
-        return waiting.reply
+                return queued.reply
+        self._resolve(queued, rejection)
+        return queued.reply
 
-    def swap(self, answer: AnswerFn, check: CheckFn) -> None:
-        """Answer so from the next batch on."""
+    def swap(self, engine: PlanningEngine) -> None:
+        """Use another engine from the next batch on. It must accept the same requests."""
         with self._changed:
-            self._serving = answer, check
+            self._engine = engine
 
     def stuck_for(self) -> float:
-        """Seconds since what is being computed was begun; 0 between two batches."""
-        began = self._began
+        """Seconds since the current computation began; 0 between two of them."""
+        began = self._compute_began
         return 0.0 if began is None else self._clock() - began
 
     @property
@@ -138,12 +153,12 @@ class Batcher:
         return self._thread.is_alive() and not self._closing
 
     def close(self, timeout: float = STOP_SECONDS) -> None:
-        """Finish the batch that is computed, refuse whoever still waits."""
+        """Finish the current batch and reject the requests that still wait."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._thread.join(timeout)
-        self._dismiss()
+        self._reject_all()
 
     def __enter__(self) -> "Batcher":
         return self
@@ -151,182 +166,197 @@ class Batcher:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _unfit(self, waiting: QueuedRequest) -> Rejection | None:
-        if not 1 <= waiting.rows <= self._queue:
-            reason = f"a request has {waiting.rows} rows; give 1 to {self._queue}"
+    def _check(self, queued: QueuedRequest) -> Rejection | None:
+        if not 1 <= queued.rows <= self._queue_rows:
+            reason = f"a request has {queued.rows} rows; give 1 to {self._queue_rows}"
             return Rejection(why=RejectReason.BAD, reason=reason)
         try:
-            self._serving[1](waiting.ask)
+            self._engine.check(queued.request)
         except InputError as error:
             return Rejection(why=RejectReason.BAD, reason=str(error))
         return None
 
-    def _no_place(self, waiting: QueuedRequest) -> Rejection | None:
+    def _check_room(self, queued: QueuedRequest) -> Rejection | None:
         if self._closing:
             return _CLOSED
-        if self._waiting_rows + waiting.rows <= self._queue:
+        if self._waiting_rows + queued.rows <= self._queue_rows:
             return None
-        wait = min(max(self._pace * self._waiting_rows, LEAST_WAIT), LONGEST_WAIT)
-        reason = f"{self._waiting_rows} of at most {self._queue} rows wait already"
+        estimate = self._row_seconds * self._waiting_rows
+        wait = min(max(estimate, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
+        reason = f"{self._waiting_rows} of at most {self._queue_rows} rows wait already"
         return Rejection(why=RejectReason.RETRY_LATER, reason=reason, wait=wait)
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
             while self._gather():
-                self._serve(self._computing)
-        finally:  # whatever ended it: nobody waits for ever
+                self._compute_batch(self._computing)
+        finally:  # even if the thread dies, every caller gets a reply
             self._closing = True
-            self._dismiss()
+            self._reject_all()
 
     def _gather(self) -> bool:
-        """Fill the next batch; False at the end."""
+        """Fill the next batch; False once the batcher is closed."""
         with self._changed:
             while not self._closing:
-                pause = self._pause()
+                pause = self._seconds_until_due()
                 if pause > 0:
-                    self._rest(pause)
+                    self._sleep(pause)
                     continue
-                self._refuse_late()
-                self._computing = self._taken()
+                self._reject_late()
+                self._computing = self._take_batch()
                 if self._computing:
                     return True
         return False
 
-    def _pause(self) -> float:
+    def _seconds_until_due(self) -> float:
         if not self._waiting:
-            return LONGEST_PAUSE
+            return IDLE_SECONDS
         if self._waiting_rows >= self._limit:
             return 0.0
-        return self._waiting[0].arrived + self._wait - self._clock()
+        return self._waiting[0].arrived + self._max_wait - self._clock()
 
-    def _rest(self, seconds: float) -> None:
+    def _sleep(self, seconds: float) -> None:
         begin, idle = self._clock(), not self._waiting
         self._changed.wait(seconds)
         if idle:
             self._recorder.add(PLANNER_IDLE, self._clock() - begin)
 
-    def _refuse_late(self) -> None:
+    def _reject_late(self) -> None:
         now = self._clock()
-        late = [each for each in self._waiting if now >= each.deadline]
-        for each in late:
-            self._waiting.remove(each)
-            self._count(-each.rows)
+        late = [queued for queued in self._waiting if now >= queued.hard_deadline]
+        for queued in late:
+            self._waiting.remove(queued)
+            self._count_waiting(-queued.rows)
             reason = "its deadline passed before it was computed"
-            self._settle(each, Rejection(why=RejectReason.LATE, reason=reason))
+            self._resolve(queued, Rejection(why=RejectReason.LATE, reason=reason))
 
-    def _taken(self) -> list[QueuedRequest]:
-        count = fitting((each.rows for each in self._waiting), self._limit)
+    def _take_batch(self) -> list[QueuedRequest]:
+        count = count_fitting((queued.rows for queued in self._waiting), self._limit)
         taken = [self._waiting.popleft() for _ in range(count)]
-        self._count(-sum(each.rows for each in taken))
-        wanted = [each for each in taken if each.reply.set_running_or_notify_cancel()]
-        for _ in range(len(taken) - len(wanted)):  # their callers left
+        self._count_waiting(-sum(queued.rows for queued in taken))
+        batch = [queued for queued in taken if queued.reply.set_running_or_notify_cancel()]
+        for _ in range(len(taken) - len(batch)):  # their callers cancelled
             self._recorder.add(REQUESTS, label="late")
-        return wanted
+        return batch
 
-    def _count(self, rows: int) -> None:
+    def _count_waiting(self, rows: int) -> None:
         self._waiting_rows += rows
         self._recorder.set(QUEUE_ROWS, self._waiting_rows)
 
-    def _serve(self, group: Sequence[QueuedRequest]) -> None:
-        begin, rows = self._clock(), sum(each.rows for each in group)
-        asks = self._asks(group, begin)
-        replies = self._replies(self._serving[0], asks)
+    def _compute_batch(self, batch: Sequence[QueuedRequest]) -> None:
+        begin, rows = self._clock(), sum(queued.rows for queued in batch)
+        requests = self._schedule(batch, begin)
+        replies = self._replies(self._engine, requests)
         seconds = self._clock() - begin
-        if self._timing is not None:
-            self._timing.observe(asks, seconds)
-        self._pace += (NEWEST if self._pace else 1.0) * (seconds / rows - self._pace)
+        if self._latency_model is not None:
+            self._latency_model.observe(requests, seconds)
+        gain = ROW_SECONDS_GAIN if self._row_seconds else 1.0
+        self._row_seconds += gain * (seconds / rows - self._row_seconds)
         self._recorder.add(PLANNER_BUSY, seconds)
         self._recorder.observe(BATCH_ROWS, rows)
-        for each, reply in zip(group, replies, strict=True):
-            self._recorder.observe(PLAN_SECONDS, begin - each.arrived, "queue")
+        for queued, reply in zip(batch, replies, strict=True):
+            queue_seconds = begin - queued.arrived
+            self._recorder.observe(PLAN_SECONDS, queue_seconds, "queue")
             self._recorder.observe(PLAN_SECONDS, seconds, "compute")
-            self._recorder.observe(PLAN_SECONDS, begin - each.arrived + seconds, "total")
-            self._settle(each, reply)
+            self._recorder.observe(PLAN_SECONDS, queue_seconds + seconds, "total")
+            self._resolve(queued, reply)
         self._record_plans([reply for reply in replies if isinstance(reply, Decision)])
         self._computing = []
 
-    def _asks(self, group: Sequence[QueuedRequest], now: float) -> list[PlanRequest]:
-        """What is computed: as it was asked, or what there is time for."""
-        asks = [each.ask for each in group]
-        if self._timing is not None:
-            asks = self._timing.fitted([_due(each, now) for each in group])
-        for each, ask in zip(group, asks, strict=True):
-            if each.told is not None:
-                each.told(ask)
-        return asks
+    def _schedule(self, batch: Sequence[QueuedRequest], now: float) -> list[PlanRequest]:
+        """The requests to compute: as they came, or with as many candidates as time allows."""
+        requests = [queued.request for queued in batch]
+        if self._latency_model is not None:
+            requests = self._latency_model.fit_to_deadlines(
+                [_with_deadline(queued, now) for queued in batch]
+            )
+        for queued, request in zip(batch, requests, strict=True):
+            if queued.on_scheduled is not None:
+                queued.on_scheduled(request)
+        return requests
 
     def _record_plans(self, decisions: Sequence[Decision]) -> None:
-        """Of those that were planned: the others have no candidates."""
-        planned = [each for each in decisions if np.isfinite(each.utility_std).all()]
-        for each in planned:
-            self._recorder.observe(EFFECTIVE, float(each.effective_candidates.mean()))
+        planned = [d for d in decisions if np.isfinite(d.utility_std).all()]  # has candidates
+        for decision in planned:
+            self._recorder.observe(
+                EFFECTIVE_CANDIDATES, float(decision.effective_candidates.mean())
+            )
         if planned:
-            spread = np.concatenate([each.utility_std for each in planned])
-            self._recorder.set(SPREAD, float(spread.mean()))
+            utility_std = np.concatenate([decision.utility_std for decision in planned])
+            self._recorder.set(UTILITY_STD, float(utility_std.mean()))
 
-    def _replies(self, answer: AnswerFn, asks: Sequence[PlanRequest]) -> list[PlanReply]:
-        """Where a batch fails, each of its requests is tried alone."""
+    def _replies(self, engine: PlanningEngine, requests: Sequence[PlanRequest]) -> list[PlanReply]:
+        """One reply per request. Where a batch fails, each of its requests is tried alone."""
         try:
-            return [_sound(decision) for decision in self._computed(answer, asks)]
+            return [_reject_not_finite(decision) for decision in self._decide(engine, requests)]
         except Exception as error:
-            log.warning("event=batch-failed requests=%d reason=%r", len(asks), str(error))
-            if len(asks) == 1:
+            log.warning("event=batch-failed requests=%d reason=%r", len(requests), str(error))
+            if len(requests) == 1:
                 return [_failure(error)]
-        return [self._replies(answer, [ask])[0] for ask in asks]
+        return [self._replies(engine, [request])[0] for request in requests]
 
-    def _computed(self, answer: AnswerFn, asks: Sequence[PlanRequest]) -> list[Decision]:
-        """One decision a request, as one batch unless that does not fit into memory."""
-        rows = sum(len(ask.window) for ask in asks)
-        most = rows if self._limit == self._rows else self._limit
-        self._began = self._clock()
+    def _decide(self, engine: PlanningEngine, requests: Sequence[PlanRequest]) -> list[Decision]:
+        """One decision per request, as one batch unless that does not fit into memory."""
+        rows = sum(len(request.window) for request in requests)
+        max_rows = rows if self._limit == self._max_rows else self._limit
+        self._compute_began = self._clock()
         try:
-            found = in_pieces(answer, asks, most) if most < rows else list(answer(asks))
-            self._grow()
+            if max_rows < rows:
+                decisions = answer_in_chunks(engine.compute, requests, max_rows)
+            else:
+                decisions = list(engine.compute(requests))
+            self._raise_limit()
         except MemoryError:
             self._recorder.add(OUT_OF_MEMORY)
-            self._limit, self._fitted = math.ceil(min(most, self._rows) / 2), 0
+            self._limit = math.ceil(min(max_rows, self._max_rows) / 2)
+            self._batches_that_fit = 0
             log.warning("event=batch-halved rows=%d limit=%d", rows, self._limit)
-            found = in_pieces(answer, asks, self._limit)
+            decisions = answer_in_chunks(engine.compute, requests, self._limit)
         finally:
-            self._began = None
-        if len(found) != len(asks):
-            raise RuntimeError(f"{len(found)} decisions for {len(asks)} requests")
-        return found
+            self._compute_began = None
+        if len(decisions) != len(requests):
+            raise RuntimeError(f"{len(decisions)} decisions for {len(requests)} requests")
+        return decisions
 
-    def _grow(self) -> None:
-        self._fitted += 1
-        if self._limit < self._rows and self._fitted >= GROW_AFTER:
-            self._limit = min(self._rows, self._limit + math.ceil(self._rows / 8))
-            self._fitted = 0
+    def _raise_limit(self) -> None:
+        """After enough batches that fit, allow an eighth more rows, up to the configured number."""
+        self._batches_that_fit += 1
+        if self._limit < self._max_rows and self._batches_that_fit >= self._grow_after:
+            self._limit = min(self._max_rows, self._limit + math.ceil(self._max_rows / 8))
+            self._batches_that_fit = 0
 
-    def _dismiss(self) -> None:
+    def _reject_all(self) -> None:
         with self._changed:
-            left = [*self._waiting, *self._computing]
+            unanswered = [*self._waiting, *self._computing]
             self._waiting.clear()
-            self._count(-self._waiting_rows)
-        for each in left:
-            self._settle(each, _CLOSED)
+            self._count_waiting(-self._waiting_rows)
+        for queued in unanswered:
+            self._resolve(queued, _CLOSED)
 
-    def _settle(self, waiting: QueuedRequest, reply: PlanReply) -> None:
-        if waiting.reply.done():
+    def _resolve(self, queued: QueuedRequest, reply: PlanReply) -> None:
+        if queued.reply.done():
             return
         result = "ok" if isinstance(reply, Decision) else reply.why.value
         self._recorder.add(REQUESTS, label=result)
-        with suppress(InvalidStateError):  # dismissed, or its caller left, in this very moment
-            waiting.reply.set_result(reply)
+        with suppress(InvalidStateError):  # cancelled or rejected at this very moment
+            queued.reply.set_result(reply)
 
 
 _CLOSED = Rejection(why=RejectReason.FAILED, reason="this planner is closing; ask another one")
 
 
-def _due(waiting: QueuedRequest, now: float) -> DeadlineRequest:
-    if waiting.soon is None:
-        return DeadlineRequest(ask=waiting.ask)
-    left, span = waiting.soon - now, waiting.soon - waiting.arrived
-    return DeadlineRequest(ask=waiting.ask, left=left, span=span)
+def _with_deadline(queued: QueuedRequest, now: float) -> DeadlineRequest:
+    if queued.soft_deadline is None:
+        return DeadlineRequest(request=queued.request)
+    return DeadlineRequest(
+        request=queued.request,
+        seconds_left=queued.soft_deadline - now,
+        seconds_at_arrival=queued.soft_deadline - queued.arrived,
+    )
 
 
-def _sound(decision: Decision) -> PlanReply:
+def _reject_not_finite(decision: Decision) -> PlanReply:
+    """Numbers that are finite can still overflow inside the network."""
     if np.isfinite(decision.actions).all():
         return decision
     reason = "its numbers are so large that no finite action follows; give smaller ones"

@@ -1,4 +1,4 @@
-"""A planner that lives elsewhere, for processes without torch. It carries names, no handles."""
+"""A client of planner servers, for processes without torch. It carries names, not handles."""
 
 import logging
 import random
@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from m3pc.core.backoff import Backoff
 from m3pc.types import (
     Decision,
     InputError,
@@ -20,13 +21,13 @@ from m3pc.types import (
     RejectReason,
     Window,
 )
-from planner.server.wire import ask_to_bytes, decision_from_bytes
+from planner.server.wire import decision_from_bytes, request_to_bytes
 
 log = logging.getLogger(__name__)
 
-LEAST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before asking again, doubled each time
-GRACE = 1.0  # seconds beyond its deadline in which a planner may still say that it is late
-SLICE = 0.25  # seconds between two looks at `stop`
+BACKOFF = Backoff(first=0.05, longest=5.0)  # before all planners are asked again
+GRACE = 1.0  # seconds after its deadline in which a planner may still reply that it is late
+SLICE = 0.25  # seconds between two calls of `stop`
 
 
 def _never() -> bool:
@@ -35,26 +36,36 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentRequest:
-    name: str  # of the planner that was asked
-    at: float
-    reply: Any  # an ObjectRef, or a Refusal where nobody could be asked
+    name: str  # of the planner
+    sent_at: float
+    reply: Any  # an ObjectRef, or a Rejection if the request could not be sent
 
 
 class PlannerClient:
-    """A Planner. `names` are of planners that answer alike; `slot` tells with which to begin."""
+    """A Planner that sends its requests to planner actors of equal configuration."""
 
     def __init__(
         self,
         names: Sequence[str],
         namespace: str,
         *,
+        window: int,
+        horizon: int,
         deadline: float,
         slot: int = 0,
         patience: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`window` and `horizon` are those of the planners' configuration.
+
+        names     of the actors
+        deadline  seconds for one attempt
+        slot      number of this client; it selects the actor of the first attempt
+        patience  seconds of `decide` before a PlannerGoneError
+        """
         assert names, "no planner to ask"
+        self.window, self.horizon = window, horizon
         self._names, self._namespace, self._slot = tuple(names), namespace, slot
         self._deadline, self._patience = deadline, patience
         self._clock, self._sleep = clock, sleep
@@ -64,30 +75,30 @@ class PlannerClient:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_actors": {}}
 
-    def ask(self, ask: PlanRequest) -> "InFlightRequest":
-        """Send it, and wait for nothing."""
-        return InFlightRequest(self, ask)
+    def ask(self, request: PlanRequest) -> "InFlightRequest":
+        """Send a request and return at once."""
+        return InFlightRequest(self, request)
 
     def decide(self, window: Window, *, explore: bool = False) -> Decision:
         return self.ask(PlanRequest(window=window, explore=explore)).result(self._patience)
 
-    def _send(self, request: bytes, turn: int) -> SentRequest:
-        name, now = self._names[(self._slot + turn) % len(self._names)], self._clock()
+    def _send(self, request: bytes, attempt: int) -> SentRequest:
+        name, now = self._names[(self._slot + attempt) % len(self._names)], self._clock()
         try:
             if name not in self._actors:
                 self._actors[name] = ray.get_actor(name, namespace=self._namespace)
             reply = self._actors[name].plan.remote(request, self._deadline)
         except (ValueError, RayError) as error:  # no such actor, or too many calls wait for it
-            return SentRequest(name=name, at=now, reply=self._lost(name, error))
-        return SentRequest(name=name, at=now, reply=reply)
+            return SentRequest(name=name, sent_at=now, reply=self._forget(name, error))
+        return SentRequest(name=name, sent_at=now, reply=reply)
 
     def _receive(
         self, sent: SentRequest, until: float, stop: Callable[[], bool]
     ) -> Decision | Rejection:
-        """What came, until its deadline, until then, or until `stop`."""
+        """The reply, or a rejection at the attempt's deadline, at `until` or once `stop()`."""
         if isinstance(sent.reply, Rejection):
             return sent.reply
-        until = min(until, sent.at + self._deadline + GRACE)
+        until = min(until, sent.sent_at + self._deadline + GRACE)
         try:
             while True:
                 left = max(until - self._clock(), 0.0)
@@ -98,37 +109,39 @@ class PlannerClient:
                     reason = f"{sent.name} has not answered"
                     return Rejection(why=RejectReason.LATE, reason=reason)
         except RayError as error:
-            return self._lost(sent.name, error)
+            return self._forget(sent.name, error)
 
-    def _lost(self, name: str, error: Exception) -> Rejection:
-        """Look it up again next time: another may have its name by then."""
+    def _forget(self, name: str, error: Exception) -> Rejection:
+        """Look the name up again next time: a new actor may be registered under it by then."""
         self._actors.pop(name, None)
         reason = f"{name}: {type(error).__name__}: {str(error)[:200]}"
         log.info("event=planner-lost reason=%r", reason)
         return Rejection(why=RejectReason.FAILED, reason=reason)
 
-    def _rest(self, turn: int, least: float, until: float, stop: Callable[[], bool]) -> None:
-        """Nothing before every planner was asked; then longer each time, never all alike."""
-        rounds, rest = divmod(turn, len(self._names))
-        if rest:
+    def _back_off(
+        self, attempt: int, min_pause: float, until: float, stop: Callable[[], bool]
+    ) -> None:
+        """Pause whenever all planners have been tried."""
+        rounds, tried = divmod(attempt, len(self._names))
+        if tried:
             return
-        pause = min(LEAST_PAUSE * 2.0 ** min(rounds - 1, 20), LONGEST_PAUSE)
-        end = self._clock() + least + pause * self._rng.uniform(0.5, 1.0)
+        pause = BACKOFF.jittered(rounds, self._rng, at_least=0.5)
+        end = self._clock() + min_pause + pause
         while (left := min(end, until) - self._clock()) > 0 and not stop():
             self._sleep(min(left, SLICE))
 
 
 class InFlightRequest:
-    """A request on its way. Asking again is safe: a planner remembers nothing."""
+    """A request that was sent. Sending it again is safe: planners keep no state."""
 
-    def __init__(self, client: PlannerClient, ask: PlanRequest) -> None:
-        self._client, self._request = client, ask_to_bytes(ask)
+    def __init__(self, client: PlannerClient, request: PlanRequest) -> None:
+        self._client, self._request = client, request_to_bytes(request)
         self.retries = 0
         self._sent = client._send(self._request, 0)
 
     def result(self, patience: float, stop: Callable[[], bool] = _never) -> Decision:
-        """The decision, asked for again and again; PlannerGoneError after `patience` seconds, or
-        once `stop` says so."""
+        """The decision, after as many attempts as it takes; PlannerGoneError after `patience`
+        seconds, or once `stop()`."""
         client, until = self._client, self._client._clock() + patience
         while True:
             reply = client._receive(self._sent, until, stop)
@@ -136,12 +149,12 @@ class InFlightRequest:
                 return reply
             if reply.why == RejectReason.BAD:
                 raise InputError(f"the planner refused a request: {reply.reason}")
-            self._again(reply, until, stop)
+            self._retry(reply, until, stop)
 
-    def _again(self, reply: Rejection, until: float, stop: Callable[[], bool]) -> None:
+    def _retry(self, reply: Rejection, until: float, stop: Callable[[], bool]) -> None:
         client = self._client
         self.retries += 1
-        client._rest(self.retries, reply.wait, until, stop)
+        client._back_off(self.retries, reply.wait, until, stop)
         if stop() or client._clock() >= until:
             raise PlannerGoneError(
                 f"no decision after {self.retries} tries, the last: {reply.why.value}, "

@@ -1,6 +1,6 @@
 """The planner in its own process. Logic belongs in service.py.
 
-Whoever looks it up by its name loads this class and all that it mentions: so no torch here.
+A process that looks the actor up by name imports this module, so it must not import torch.
 """
 
 from collections.abc import Callable
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import ray
 
-from m3pc.telemetry.recorder import Snapshot
 from m3pc.types import Rejection
 from planner.server.watchdog import LIMIT, batch_watchdog
 
 if TYPE_CHECKING:
-    from planner.server.service import PlannerService
+    from m3pc.telemetry.process_report import ProcessReport
+    from planner.server.service import PlannerService, PlannerStatus
 
-# Threads by what they do: requests that wait never keep whoever looks after the run waiting. An
-# actor has two requests on their way; with more actors than that, some wait before the batcher.
-GROUPS = {"plans": 256, "reports": 4}
+# Calls at a time. Each group has an event loop of its own, so requests that wait for their batch
+# never delay a report. The batcher's thread computes; calls only wait for it.
+GROUPS = {"plans": 1000, "reports": 4}
 
 
-# Whoever drives the run restarts it. Ray's own annotations know no groups.
+# The driver of the run restarts it. Ray's own annotations know no concurrency groups.
 @cast(Any, ray.remote)(num_cpus=1, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)
 class PlannerActor:
     def __init__(self, build: "Callable[[], PlannerService]", stuck_limit: float = LIMIT) -> None:
@@ -29,14 +29,13 @@ class PlannerActor:
         self._watchdog.start()
 
     @ray.method(concurrency_group="plans")
-    def plan(self, request: bytes, seconds: float) -> bytes | Rejection:
-        return self._service.plan(request, seconds)
+    async def plan(self, request: bytes, deadline: float) -> bytes | Rejection:
+        return await self._service.plan(request, deadline)
 
     @ray.method(concurrency_group="reports")
-    def ready(self) -> bool:
+    async def ready(self) -> bool:
         return self._service.ready
 
     @ray.method(concurrency_group="reports")
-    def report(self) -> tuple[Snapshot, int, int, float]:
-        """Totals, version, process, and seconds that the current batch has taken."""
+    async def report(self) -> "ProcessReport[PlannerStatus]":
         return self._service.report()

@@ -1,81 +1,102 @@
 """The planner server without Ray: weights that answer in batches and follow a run's newest."""
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from m3pc.config.schema import Config
 from m3pc.model.device import prepare_compute
 from m3pc.model.weights import Weights
 from m3pc.telemetry.catalogue import PLANNER_VERSION, WEIGHTS_REJECTED
-from m3pc.telemetry.recorder import Recorder, Snapshot
+from m3pc.telemetry.process_report import ProcessReport
+from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Decision, InputError, PlanRequest, Rejection, RejectReason, Version
-from planner.latency_model import LatencyModel, measured
+from planner.latency_model import LatencyModel, measure_latency
 from planner.policy import Policy
-from planner.requests import AnswerFn
-from planner.server.batcher import Batcher, OnScheduled, PlanReply
+from planner.server.batcher import Batcher, OnScheduled, PlanningEngine, PlanReply
 from planner.server.weights_loader import (
     PointerSource,
     RejectedError,
     WeightsLoader,
     canary,
-    ordinary,
-    successor,
+    typical_window,
+    validated_successor,
 )
-from planner.server.wire import ask_from_bytes, decision_to_bytes
+from planner.server.wire import decision_to_bytes, request_from_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerStatus:
+    version: int  # `Version.packed` of the weights that answer
+    batch_seconds: float  # how long the current batch has taken so far
 
 
 class PlannerService:
-    """Any thread may submit. The configuration is the run's, or that of the weights. One that is
-    `paced` measures itself first, and plans no longer than whoever asks can wait."""
+    """Answers requests from any thread in batches, by weights that can be replaced meanwhile."""
 
     def __init__(
         self,
         weights: Weights,
         config: Config | None = None,
         *,
-        paced: bool = False,
+        deadline_aware: bool = False,
+        engine: Callable[[Policy], PlanningEngine] = lambda policy: policy,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`config` is the run's; without it, the one of the weights.
+
+        deadline_aware  measure the planner first, and give requests with a soft deadline as many
+                        candidates as there is time for
+        engine          wraps each new policy, for tests that slow it down or stop it
+        """
         config = config or weights.config
         prepare_compute(config.compute)
-        self._recorder, self._clock = Recorder(), clock
+        self._recorder, self._make_engine = Recorder(), engine
         self._policy = Policy(weights, config)
         try:
             canary(self._policy)
         except RejectedError as error:
             raise InputError(f"these weights cannot plan: {error.message}; give others") from None
         self._loader: WeightsLoader | None = None
-        self.pace = _pace(self._policy) if paced else None
+        first_engine = engine(self._policy)
+        self.latency_model: LatencyModel | None = None
+        if deadline_aware:
+            self.latency_model = measure_latency(
+                first_engine.compute,
+                typical_window(self._policy),
+                mode=config.planner.mode,
+                candidates=config.planner.candidates,
+                clock=clock,
+            )
         self._batcher = Batcher(
-            answering(self._policy),
-            self._policy.check,
-            rows=config.fleet.batch,
-            wait=config.fleet.batch_wait,
-            queue=config.fleet.queue,
+            first_engine,
+            max_rows=config.fleet.batch,
+            max_wait=config.fleet.batch_wait,
+            queue_rows=config.fleet.queue,
             recorder=self._recorder,
-            pace=self.pace,
+            latency_model=self.latency_model,
             clock=clock,
         )
-        self._serve(self._policy)
+        self._use(self._policy)
 
     def follow(self, coordinator: PointerSource, folder: Path) -> None:
-        """Answer by the run's newest weights, now and from now on; paths start at `folder`."""
+        """Switch to the run's newest weights now and whenever they change; paths in pointers are
+        relative to `folder`."""
         self._loader = WeightsLoader(
-            self._policy, self._serve, coordinator, folder, recorder=self._recorder
+            self._policy, self._use, coordinator, folder, recorder=self._recorder
         )
-        self._loader.poll(0.0)  # a successor does not answer by what is old
+        self._loader.poll(0.0)  # a restarted server does not answer with old weights
         self._loader.start()
 
-    def take(self, weights: Weights) -> None:
-        """Answer by these from the next batch on; an InputError where they are not sound or do
-        not fit the place of those before, which then go on."""
+    def swap_weights(self, weights: Weights) -> None:
+        """Use these weights from the next batch on. Raises an InputError, and keeps the current
+        ones, where they are damaged or of other sizes."""
         try:
-            self._serve(successor(weights, self._policy))
+            self._use(validated_successor(weights, self._policy))
         except RejectedError as error:
             self._recorder.add(WEIGHTS_REJECTED, label=error.reason)
             raise InputError(
@@ -85,39 +106,40 @@ class PlannerService:
 
     def submit(
         self,
-        ask: PlanRequest,
-        seconds: float,
+        request: PlanRequest,
+        hard_deadline: float,
         *,
-        soon: float | None = None,
-        told: OnScheduled | None = None,
+        soft_deadline: float | None = None,
+        on_scheduled: OnScheduled | None = None,
     ) -> "Future[PlanReply]":
-        """The reply; `seconds` from now it would be too late. As of a Batcher."""
-        return self._batcher.submit(ask, seconds, soon=soon, told=told)
+        """The reply to a request, as of `Batcher.submit`."""
+        return self._batcher.submit(
+            request, hard_deadline, soft_deadline=soft_deadline, on_scheduled=on_scheduled
+        )
 
-    def plan(self, request: bytes, seconds: float) -> bytes | Rejection:
-        """The same with bytes, as they come and go over a wire; waits."""
+    async def plan(self, request: bytes, deadline: float) -> bytes | Rejection:
+        """The reply to an encoded request, encoded, within `deadline` seconds."""
         try:
-            ask = ask_from_bytes(request)
+            decoded = request_from_bytes(request)
         except InputError as error:
             return Rejection(why=RejectReason.BAD, reason=str(error))
-        future = self.submit(ask, seconds)
+        reply = asyncio.wrap_future(self.submit(decoded, deadline))
         try:
-            reply = future.result(seconds)
+            decision = await asyncio.wait_for(reply, deadline)  # cancels the request if it is late
         except TimeoutError:
-            future.cancel()  # nobody will read it
             return Rejection(
-                why=RejectReason.LATE, reason=f"not computed within {seconds:g} seconds"
+                why=RejectReason.LATE, reason=f"not computed within {deadline:g} seconds"
             )
-        return decision_to_bytes(reply) if isinstance(reply, Decision) else reply
+        return decision_to_bytes(decision) if isinstance(decision, Decision) else decision
 
     @property
     def policy(self) -> Policy:
-        """That answers now."""
+        """The policy that computes the next batch."""
         return self._policy
 
     @property
     def version(self) -> int:
-        """Of the weights that answer, packed."""
+        """`Version.packed` of the weights in use."""
         return self._policy.weights.version
 
     @property
@@ -125,14 +147,18 @@ class PlannerService:
         return self._batcher.alive
 
     def stuck_for(self) -> float:
+        """Seconds that the current batch has taken; 0 between two batches."""
         return self._batcher.stuck_for()
 
-    def report(self) -> tuple[Snapshot, int, int, float]:
-        """Totals, version, process, and seconds that the current batch has taken."""
-        return self._recorder.snapshot(), self.version, os.getpid(), self.stuck_for()
+    def report(self) -> ProcessReport[PlannerStatus]:
+        return ProcessReport(
+            pid=os.getpid(),
+            snapshot=self._recorder.snapshot(),
+            detail=PlannerStatus(version=self.version, batch_seconds=self.stuck_for()),
+        )
 
     def close(self) -> None:
-        """Everybody gets an answer."""
+        """Stop following weights; every open request gets a reply."""
         if self._loader is not None:
             self._loader.close()
         self._batcher.close()
@@ -143,28 +169,7 @@ class PlannerService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _serve(self, policy: Policy) -> None:
+    def _use(self, policy: Policy) -> None:
         self._policy = policy
-        self._batcher.swap(answering(policy), policy.check)
-        self._recorder.set(PLANNER_VERSION, Version.unpacked(policy.weights.version).number)
-
-
-def _pace(policy: Policy) -> LatencyModel:
-    planner = policy.config.planner
-    return measured(
-        answering(policy), ordinary(policy), mode=planner.mode, candidates=planner.candidates
-    )
-
-
-def answering(policy: Policy) -> AnswerFn:
-    """What a policy answers; a lack of memory, of whatever device, is a MemoryError."""
-
-    def answer(asks: Sequence[PlanRequest]) -> list[Decision]:
-        try:
-            return policy.answer(asks)
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
-                raise MemoryError(str(error)) from error
-            raise
-
-    return answer
+        self._batcher.swap(self._make_engine(policy))
+        self._recorder.set(PLANNER_VERSION, Version.unpacked(self.version).number)

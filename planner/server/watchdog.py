@@ -16,6 +16,8 @@ def batch_watchdog(
     *,
     end: Callable[[int], object] | None = None,
 ) -> Watchdog:
+    """`stuck_for()`: how long the current batch has taken; `limit`: how long it may, in seconds."""
+
     def on_hang(seconds: float) -> None:
         log.error("event=planner-stuck seconds=%.1f limit_s=%g", seconds, limit)
 

@@ -1,44 +1,45 @@
-"""What an Arrow IPC file says of its first batch, before Arrow reads it: whether it is packed.
+"""Whether the first batch of an Arrow IPC file is compressed, found out before Arrow reads it.
 
-Arrow unpacks a compressed column to whatever size stands in front of it, thousands of times that of
-the file. Columns of a store are plain, so that they can be mapped; one that is not is never read.
+Arrow decompresses a column to whatever size the file claims, which may be thousands of times that
+of the file. Columns of a store are never compressed, so that they can be mapped; a file with others
+is refused unread.
 
-The footer at the end of a file says where its batches are; footer and batches are described in
-flatbuffers: tables, whose fields are found by number (https://arrow.apache.org/docs/format).
+The footer at the end of a file says where its batches are. Footer and batches are described in
+flatbuffers: tables whose fields are looked up by number (https://arrow.apache.org/docs/format).
 """
 
 import mmap
 import struct
 
 MAGIC = b"ARROW1"
-CONTINUES = 0xFFFFFFFF  # in front of a message, but for files of old versions
-BATCHES = 3  # fields of a footer,
-HEADER, NOTES = 2, 4  # of a message,
-COMPRESSION = 3  # and of the batch that is its header
+CONTINUATION = 0xFFFFFFFF  # before a message, except in files of old versions
+BATCHES = 3  # field of a footer
+HEADER, METADATA = 2, 4  # fields of a message
+COMPRESSION = 3  # field of the batch that is its header
 
 
-def is_packed(content: bytes | mmap.mmap) -> bool:
-    """Whether the first batch is compressed, also as old versions did: by a note at its message.
+def is_compressed(content: bytes | mmap.mmap) -> bool:
+    """Old versions of Arrow declared compression in the metadata of the message: that counts too.
 
-    struct.error where this is no Arrow file.
+    struct.error: this is no Arrow file.
     """
     end = len(content) - len(MAGIC) - 4
     footer = _follow(content, end - _number("<i", content, end))
     blocks = _follow(content, _field(content, footer, BATCHES))
     place = _number("<q", content, blocks + 4)  # behind their count
-    place += 8 if _number("<I", content, place) == CONTINUES else 4
+    place += 8 if _number("<I", content, place) == CONTINUATION else 4
     message = _follow(content, place)
     batch = _follow(content, _field(content, message, HEADER))
-    return bool(_field(content, batch, COMPRESSION) or _field(content, message, NOTES))
+    return bool(_field(content, batch, COMPRESSION) or _field(content, message, METADATA))
 
 
 def _field(content: bytes | mmap.mmap, table: int, number: int) -> int:
-    """Where a field of a table is; 0 where the table has none of this number."""
-    places = table - _number("<i", content, table)
+    """Offset of a field of a table; 0 where the table has no field of this number."""
+    offsets = table - _number("<i", content, table)
     entry = 4 + 2 * number
-    if entry >= _number("<H", content, places):
+    if entry >= _number("<H", content, offsets):
         return 0
-    offset = _number("<H", content, places + entry)
+    offset = _number("<H", content, offsets + entry)
     return table + offset if offset else 0
 
 
@@ -47,7 +48,7 @@ def _follow(content: bytes | mmap.mmap, place: int) -> int:
 
 
 def _number(form: str, content: bytes | mmap.mmap, place: int) -> int:
-    if place < 0:  # which Python would count from the end
+    if place < 0:  # Python would count it from the end
         raise struct.error(f"there is nothing at {place}")
-    found: int = struct.unpack_from(form, content, place)[0]
-    return found
+    number: int = struct.unpack_from(form, content, place)[0]
+    return number

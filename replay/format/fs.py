@@ -1,7 +1,7 @@
-"""The few calls through which a live store touches a disk, so that tests can stand in for one.
+"""The few calls through which a live store uses a disk, so that tests can simulate one.
 
 A write is on the disk after `File.sync`, a name after `sync_folder` of its folder; until then a
-power loss may undo either, in any order. `tests/support/faults/sim_fs.py` plays such losses.
+power loss may undo either, in any order. `tests/support/faults/sim_fs.py` simulates such losses.
 """
 
 import fcntl
@@ -15,9 +15,9 @@ from typing import Protocol
 
 from m3pc.core.files import sync_directory
 
-MOST_PARTS = 1024  # that Linux takes at once
-ASIDE = ".new"  # ends the names of files that are not yet what they will be
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not hold us up
+MAX_PARTS = 1024  # that Linux takes in one call
+TEMPORARY = ".new"  # ends the names of files that are being written
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not block
 
 
 class File(Protocol):
@@ -29,7 +29,7 @@ class File(Protocol):
     def write_at(self, offset: int, content: bytes) -> None: ...
     def truncate(self, size: int) -> None: ...
     def sync(self) -> None:
-        """After an error nobody knows what the disk holds: never call it again on this file."""
+        """After an error the content on the disk is unknown: never call it again on this file."""
 
     def close(self) -> None: ...
 
@@ -41,21 +41,21 @@ class FS(Protocol):
     def append(self, path: Path) -> File: ...
     def read(self, path: Path) -> bytes: ...
     def map(self, path: Path) -> bytes | mmap.mmap:
-        """Its content, from the page cache where that is possible."""
+        """The content of a file, from the page cache where that is possible."""
 
     def names(self, folder: Path) -> list[str]:
-        """Sorted; none where there is no such folder."""
+        """The names in a folder, sorted; empty where there is no such folder."""
 
     def make_folder(self, path: Path) -> None: ...
     def rename(self, old: Path, new: Path) -> None:
-        """Also onto a name that exists, whose file is then gone."""
+        """A file that has the new name already is replaced."""
 
     def unlink(self, path: Path) -> None: ...
     def sync_folder(self, path: Path) -> None: ...
     def free_bytes(self, path: Path) -> int: ...
     def lock(self, folder: Path, *, shared: bool) -> Callable[[], None]:
-        """Own a folder until the answer is called, alone or with others that share it;
-        BlockingIOError where somebody is in the way."""
+        """Lock a folder, alone or with others that share it, until the result is called.
+        BlockingIOError: another process holds a lock that excludes this one."""
 
 
 class DiskFile:
@@ -81,7 +81,7 @@ class DiskFile:
 
 
 class Disk:
-    """The machine's own files."""
+    """The real file system."""
 
     def create(self, path: Path) -> DiskFile:
         return DiskFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -118,11 +118,11 @@ class Disk:
         sync_directory(path)
 
     def free_bytes(self, path: Path) -> int:
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        volume = os.statvfs(path)
+        return volume.f_bavail * volume.f_frsize
 
     def lock(self, folder: Path, *, shared: bool) -> Callable[[], None]:
-        """On the folder itself: a file for it would be one more that can be lost or left."""
+        """The folder itself is locked: a lock file could be lost or left behind."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -134,8 +134,8 @@ class Disk:
 
 
 def write_file(fs: FS, path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """A new file with this content: it is on the disk, its name is not yet. What a former trial
-    left under the name is gone."""
+    """A new file whose content is synced, its name not yet. What an earlier attempt left under the
+    name is replaced."""
     if path.name in fs.names(path.parent):
         fs.unlink(path)
     file = fs.create(path)
@@ -147,10 +147,10 @@ def write_file(fs: FS, path: Path, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
-    """Without joining them. The system may take fewer bytes than it is given."""
+    """Write the parts without joining them. The system may take fewer bytes than it is given."""
     rest = deque(memoryview(part).cast("B") for part in parts)
     while rest:
-        taken = os.writev(descriptor, list(islice(rest, MOST_PARTS)))
+        taken = os.writev(descriptor, list(islice(rest, MAX_PARTS)))
         while rest and len(rest[0]) <= taken:
             taken -= len(rest.popleft())
         if rest:

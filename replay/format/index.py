@@ -1,4 +1,4 @@
-"""What a store holds, as the events of its manifest add up."""
+"""The index of a store: what it holds, computed from the events of its manifest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from replay.format.manifest import (
 
 
 class SegmentEntry(NamedTuple):
-    """A segment: its two files."""
+    """A segment by its two files."""
 
     number: int
     steps: FileEntry
@@ -32,19 +32,19 @@ class SegmentEntry(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """Where a slot stands."""
+    """The newest incarnation of a slot, and what it must send next."""
 
     incarnation: int
-    expected: int  # its next sequence number
+    expected: int  # next sequence number
 
 
 class StoredTotals(NamedTuple):
-    """Episodes that were ever stored, each once, whatever became of them since."""
+    """Counts of all episodes that were ever stored, each once, including those dropped since."""
 
     episodes: int = 0
     steps: int = 0
     terminated: int = 0  # episodes
-    truncated: int = 0  # and not terminated
+    truncated: int = 0  # episodes that are not terminated too
 
     @property
     def aborted(self) -> int:
@@ -60,24 +60,24 @@ NOTHING = StoredTotals()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreIndex:
     header: Header
-    close: Close | None = None  # of a store that grows no more
-    rolls: int = 0  # logs that became segments; the open one has this number
+    close: Close | None = None  # of a finished data set
+    rolls: int = 0  # logs that became segments; the open log has this number
     segments: tuple[SegmentEntry, ...] = ()
     producers: Mapping[int, ProducerState] = field(default_factory=dict)  # by slot
     totals: StoredTotals = NOTHING  # of logs that became segments
-    refused: int = 0  # episodes, in logs that became segments
+    refused: int = 0  # invalid episodes, in logs that became segments
     dropped: tuple[int, ...] = ()
     quarantined: tuple[Quarantine, ...] = ()
     withdrawn: tuple[Withdraw, ...] = ()
 
     @property
-    def gone_steps(self) -> int:
-        """Of live segments that were dropped or set aside."""
-        return self.totals.steps - sum(listed.steps.rows for listed in self.segments)
+    def removed_steps(self) -> int:
+        """Steps in segments that were dropped or quarantined."""
+        return self.totals.steps - sum(entry.steps.rows for entry in self.segments)
 
 
-def add_up(events: Sequence[AnyEvent], path: Path) -> StoreIndex:
-    """InputError where the events make no sense together."""
+def index_of(events: Sequence[AnyEvent], path: Path) -> StoreIndex:
+    """InputError where the events do not fit together."""
     match events:
         case [Header(event="open") as header, *seals, Close() as close] if seals and all(
             isinstance(seal, Seal) for seal in seals
@@ -86,15 +86,15 @@ def add_up(events: Sequence[AnyEvent], path: Path) -> StoreIndex:
             segments = tuple(SegmentEntry(number, *pair) for number, pair in enumerate(pairs))
             return StoreIndex(header=header, close=close, segments=segments)
         case [Header(event="live"), *_]:
-            return IndexBuilder(events, path).listing()
+            return IndexBuilder(events, path).index()
     raise InputError(
-        f"{path} is not whole: expected a header, segments and a closing line, found "
+        f"{path} is incomplete: expected a header, segments and a closing line, found "
         f"{[event.event for event in events][-3:]} at its end; make or import the data again"
     )
 
 
 class IndexBuilder:
-    """A live store's listing, event by event."""
+    """Builds the index of a live store, event by event."""
 
     def __init__(self, events: Sequence[AnyEvent], path: Path) -> None:
         assert isinstance(events[0], Header), "a manifest begins with a header"
@@ -111,9 +111,9 @@ class IndexBuilder:
 
     def add(self, event: AnyEvent) -> None:
         match event:
-            case Roll(number=number) if number == self._rolls and _named_by(event):
+            case Roll(number=number) if number == self._rolls and _has_own_files(event):
                 self._rolls, self._refused = number + 1, self._refused + event.refused
-                self._producers |= {slot: ProducerState(*where) for slot, *where in event.producers}
+                self._producers |= {slot: ProducerState(*state) for slot, *state in event.producers}
                 if event.steps and event.episodes:
                     rows = event.episodes.rows, event.steps.rows
                     ended = event.terminated, event.truncated
@@ -133,7 +133,7 @@ class IndexBuilder:
                     "are these another store's lines?"
                 )
 
-    def listing(self) -> StoreIndex:
+    def index(self) -> StoreIndex:
         return StoreIndex(
             header=self._header,
             rolls=self._rolls,
@@ -147,8 +147,8 @@ class IndexBuilder:
         )
 
 
-def _named_by(roll: Roll) -> bool:
-    """Whether its files bear its number; both are there or neither."""
+def _has_own_files(roll: Roll) -> bool:
+    """Whether its two files are named by its number, or it has none."""
     names = [entry and entry.name for entry in (roll.steps, roll.episodes)]
     number = f"{roll.number:06d}"
     return names in ([None, None], [f"{number}.steps.arrow", f"{number}.episodes.arrow"])

@@ -1,12 +1,12 @@
-"""The open log of a live store: frames that are whole or are not there. L steps, S state, A action.
+"""The open log of a live store, made of checked frames. L steps, S state, A action.
 
     head   magic crc | number salt fingerprint
     frame  magic crc | slot ended reason incarnation sequence seed version steps
-           last version, condition, utility (not in format 1) | the numbers
+           last version, target return, utility (not in format 1) | the numbers
 
 The numbers are states [L + 1, S], actions [L, A] and rewards [L] as float32, padded to 8 bytes. A
 frame without steps stands for an episode that was refused. Every CRC-32 begins with the log's
-random salt, so that an old log's blocks, which a file system may hand out again, are no frames.
+random salt, so that blocks of an old log, which a file system may reuse, are no valid frames.
 """
 
 import math
@@ -24,7 +24,7 @@ from replay.format.fs import FS, File
 from replay.format.manifest import Header
 from replay.format.payload import TERMINATED, TRUNCATED, PayloadFault
 from replay.format.schema import FORMAT
-from replay.format.validation import check, possible
+from replay.format.validation import check_episode, is_valid_key
 
 FOLDER = "log"
 MAGIC, FRAME_MAGIC = b"m3pl", b"m3pf"
@@ -36,10 +36,10 @@ FRAMES = {  # by the store's format, which the fingerprint in the head depends o
 CHECKED = 8  # bytes before those that a checksum covers
 SKIPPED = 4  # bit of `ended`, beside TERMINATED and TRUNCATED
 REASONS: tuple[PayloadFault, ...] = get_args(PayloadFault)
-NO_TAGS = (-1, math.nan, math.nan)  # last version, condition, utility
-SALT, SALT_AT = 8, 16  # bytes; where they stand in the head
+NO_TAGS = (-1, math.nan, math.nan)  # last version, target return, utility
+SALT, SALT_AT = 8, 16  # bytes; their offset in the head
 
-Salts = Callable[[int], bytes]  # `os.urandom`, or its stand-in
+Salts = Callable[[int], bytes]  # `os.urandom`, or a reproducible one in tests
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ def file_name(number: int) -> str:
 
 
 class Log:
-    """A log that grows. What was written counts after `sync`, and not at all if that fails."""
+    """A log that grows. What was written is safe once it is synced."""
 
     def __init__(self, file: File, number: int, salt: bytes, end: int) -> None:
         self._file, self.number, self.salt, self.end = file, number, salt, end
-        self.doubtful = False  # nobody knows what the disk has of it
+        self.doubtful = False  # whether the content on the disk is unknown
 
     def write(self, entries: Sequence[LogEntry]) -> None:
-        """All entries, or an OSError and none of them."""
+        """All entries, or OSError and none of them."""
         parts = [part for entry in entries for part in encode(entry, self.salt)]
         try:
             self._file.write(parts)
@@ -73,14 +73,14 @@ class Log:
         self.end += sum(map(len, parts))
 
     def cut(self) -> None:
-        """Remove what a failed write left. Synced, or it could be back after a power loss."""
+        """Remove what a failed write left, synced: it could reappear after a power loss."""
         self.doubtful = True
         self._file.truncate(self.end)
         self._file.sync()
         self.doubtful = False
 
     def sync(self) -> None:
-        self.doubtful = True  # once this fails, asking again would tell nothing
+        self.doubtful = True  # if this fails, a second sync would prove nothing
         self._file.sync()
         self.doubtful = False
 
@@ -89,12 +89,12 @@ class Log:
 
 
 def create(fs: FS, path: Path, number: int, header: Header, salts: Salts) -> Log:
-    """A new log under a name that may still be in the way; on the disk, but its name is not yet."""
+    """A new log, synced except for its name. An old file of that name is replaced."""
     if path.name in fs.names(path.parent):
         fs.unlink(path)
     salt = salts(SALT)
     content = HEAD.pack(MAGIC, 0, number, salt, fingerprint(header))
-    content = MAGIC + _checksum([content[CHECKED:]], salt) + content[CHECKED:]
+    content = MAGIC + checksum([content[CHECKED:]], salt) + content[CHECKED:]
     file = fs.create(path)
     try:
         file.write([content])
@@ -106,19 +106,19 @@ def create(fs: FS, path: Path, number: int, header: Header, salts: Salts) -> Log
 
 
 def fingerprint(header: Header) -> bytes:
-    """Of what the frames' sizes depend on, and of the store's source."""
+    """A checksum of what the sizes of frames depend on, and of the store's source."""
     text = header.model_dump_json().encode()
     return struct.pack("<II", zlib.crc32(text), zlib.crc32(text, 1))
 
 
 def read_salt(content: bytes, number: int, header: Header) -> bytes | None:
-    """The salt of a log with this number of this store; None if these bytes are something else."""
+    """The salt of log `number` of this store; None if these bytes are anything else."""
     if len(content) < HEAD.size:
         return None
-    magic, crc, found, salt, mine = HEAD.unpack_from(content)
-    whole = crc.to_bytes(4, "little") == _checksum([content[CHECKED : HEAD.size]], salt)
-    right = magic == MAGIC and found == number and mine == fingerprint(header)
-    return salt if whole and right else None
+    magic, crc, log_number, salt, print_ = HEAD.unpack_from(content)
+    complete = crc.to_bytes(4, "little") == checksum([content[CHECKED : HEAD.size]], salt)
+    expected = (MAGIC, number, fingerprint(header))
+    return salt if complete and (magic, log_number, print_) == expected else None
 
 
 def encode(entry: LogEntry, salt: bytes) -> list[bytes]:
@@ -136,16 +136,16 @@ def encode(entry: LogEntry, salt: bytes) -> list[bytes]:
         numbers += bytes(-len(numbers) % 8)
     fields = (ended, reason, key.incarnation, key.sequence, seed, version, steps, 0, *tags)
     head = FRAMES[FORMAT].pack(FRAME_MAGIC, 0, key.slot, *fields)
-    return [FRAME_MAGIC + _checksum([head[CHECKED:], numbers], salt) + head[CHECKED:], numbers]
+    return [FRAME_MAGIC + checksum([head[CHECKED:], numbers], salt) + head[CHECKED:], numbers]
 
 
 def frames(
     content: bytes | memoryview, place: int, header: Header, salt: bytes
 ) -> Iterator[tuple[LogEntry, int]]:
-    """The entries from `place` on, each with where it ends, up to the first that is not whole."""
-    while (found := frame(content, place, header, salt)) is not None:
-        yield found
-        place = found[1]
+    """The entries from `place` on, each with its end, up to the first incomplete frame."""
+    while (entry_end := frame(content, place, header, salt)) is not None:
+        yield entry_end
+        place = entry_end[1]
 
 
 class EntryHeader(NamedTuple):
@@ -161,33 +161,33 @@ class EntryHeader(NamedTuple):
     steps: int
     zero: int
     last_version: int = NO_TAGS[0]
-    condition: float = NO_TAGS[1]
+    target_return: float = NO_TAGS[1]
     utility: float = NO_TAGS[2]
 
 
 def frame(
     content: bytes | memoryview, place: int, header: Header, salt: bytes
 ) -> tuple[LogEntry, int] | None:
-    """What stands at `place` and where it ends; None if that is no whole frame."""
+    """The entry at `place` and its end; None if there is no complete frame."""
     layout = FRAMES[header.format]
     start = place + layout.size
     if len(content) < start or content[place : place + 4] != FRAME_MAGIC:
         return None
     head, view = EntryHeader(*layout.unpack_from(content, place)), memoryview(content)
-    end = start + (0 if head.ended == SKIPPED else _size(header, head.steps))
+    end = start + (0 if head.ended == SKIPPED else numbers_size(header, head.steps))
     if head.steps > header.max_episode_steps or end > len(content):
         return None
-    checksum = _checksum([view[place + CHECKED : start], view[start:end]], salt)
-    if head.crc.to_bytes(4, "little") != checksum:
+    digits = checksum([view[place + CHECKED : start], view[start:end]], salt)
+    if head.crc.to_bytes(4, "little") != digits:
         return None
     entry = _entry(head, view[start:end], header)
     return None if entry is None else (entry, end)
 
 
 def _entry(head: EntryHeader, numbers: memoryview, header: Header) -> LogEntry | None:
-    """None where the checksum fits, but what it covers is nothing that we write."""
+    """None where the checksum is right, but the content is none that a writer makes."""
     key = AppendKey(head.slot, head.incarnation, head.sequence)
-    if not possible(key) or head.reason >= len(REASONS):
+    if not is_valid_key(key) or head.reason >= len(REASONS):
         return None
     if head.ended == SKIPPED:
         return LogEntry(key, None, REASONS[head.reason])
@@ -203,17 +203,17 @@ def _entry(head: EntryHeader, numbers: memoryview, header: Header) -> LogEntry |
         seed=head.seed,
         version=head.version,
         last_version=head.last_version,
-        target_return=head.condition,
+        target_return=head.target_return,
         utility=head.utility,
     )
     try:
-        check(episode, header, number=0)
+        check_episode(episode, header, number=0)
     except InputError:
         return None
     return LogEntry(key, episode)
 
 
-def _size(header: Header, steps: int) -> int:
+def numbers_size(header: Header, steps: int) -> int:
     width = header.states + header.actions + 1
     return -(-4 * (steps * width + header.states) // 8) * 8
 
@@ -226,7 +226,7 @@ def _columns(numbers: memoryview, header: Header, steps: int) -> tuple[Floats, F
     return states.reshape(-1, header.states), actions.reshape(-1, header.actions), rewards
 
 
-def _checksum(parts: Sequence[bytes | memoryview], salt: bytes) -> bytes:
+def checksum(parts: Sequence[bytes | memoryview], salt: bytes) -> bytes:
     crc = zlib.crc32(salt)
     for part in parts:
         crc = zlib.crc32(part, crc)

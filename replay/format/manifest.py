@@ -1,14 +1,14 @@
-"""The list of what a store holds: an append-only text file, one checked JSON event a line.
+"""The list of what a store holds: an append-only text file of one JSON event per line.
 
     9a0c1f2e {"event": "open", ...}       sizes, source, format; "live" for one that grows
     51d0b7aa {"event": "seal", ...}       one segment: rows, bytes and SHA-256 of its two files
-    e2f6c411 {"event": "close", ...}      totals: nothing more will come
+    e2f6c411 {"event": "close", ...}      totals: the store is finished
 
-In a live store `roll` stands for a log that became a segment, `drop` for segments that went,
-`quarantine` for a damaged one that was set aside, `withdraw` for a producer nobody believes.
+In a live store `roll` means that a log became a segment, `drop` that segments were removed,
+`quarantine` that a damaged one was set aside, `withdraw` that a producer is no longer trusted.
 
-The eight digits are the CRC-32 of all that stands before the line and of the line's JSON, so a
-changed, lost, added or swapped line shows.
+The eight digits are the CRC-32 of all JSON before the line and of the line's own, so a changed,
+lost, added or swapped line is detected.
 """
 
 import json
@@ -26,16 +26,16 @@ from replay.format.fs import FS
 from replay.format.schema import FORMAT, READABLE
 
 NAME = "MANIFEST"
-LARGEST = 64 << 20  # bytes; about 200,000 segments
+MAX_BYTES = 64 << 20  # about 200,000 segments
 
 
 class DamagedError(InputError):
-    """Bytes that were on the disk once are others now, or gone."""
+    """Bytes that were on the disk have changed or are missing."""
 
     def __init__(self, path: Path, what: str) -> None:
         self.path = path
         cure = "restore it from a copy"
-        if path.name != NAME:  # without which nothing can be told
+        if path.name != NAME:  # without the manifest nothing can be recovered
             cure += ", or go on without what is lost by `m3pc replay drop STORE --damaged`, which "
             cure += "sets damaged files aside"
         super().__init__(f"{path} is damaged: {what}; {cure}")
@@ -59,8 +59,8 @@ class Header(Event):
     actions: int = Field(ge=1, le=65_536)  # A
     # H, the environment's step limit; files call it `horizon`
     max_episode_steps: int = Field(ge=1, validation_alias="horizon", serialization_alias="horizon")
-    env: str | None  # where the episodes were recorded, if known
-    source: dict[str, Any]  # where they came from: kind, name, hash, options
+    env: str | None  # id of the environment, if known
+    source: dict[str, Any]  # where the episodes came from: kind, name, hash, options
 
 
 class FileEntry(Event):
@@ -84,16 +84,16 @@ class Close(Event):
 
 
 class Roll(Event):
-    """Log `number` became segment `number`, unless all that it held had been refused."""
+    """Log `number` became segment `number`; it has no files if all its episodes were refused."""
 
     event: Literal["roll"] = "roll"
     number: int = Field(ge=0)
     steps: FileEntry | None
     episodes: FileEntry | None
     refused: int = Field(ge=0)  # episodes
-    terminated: int = Field(default=0, ge=0)  # episodes; in format 1 nobody counted
+    terminated: int = Field(default=0, ge=0)  # episodes; not counted in format 1
     truncated: int = Field(default=0, ge=0)
-    producers: list[tuple[Number, Number, Number]]  # slot, incarnation, next sequence: of its own
+    producers: list[tuple[Number, Number, Number]]  # slot, incarnation, next sequence
 
 
 class Drop(Event):
@@ -113,7 +113,7 @@ class Withdraw(Event):
 
     event: Literal["withdraw"] = "withdraw"
     slot: Number
-    incarnation: Number | None  # None: all of them up to now and later
+    incarnation: Number | None  # None: all, also later ones
 
 
 AnyEvent = Header | Seal | Close | Roll | Drop | Quarantine | Withdraw
@@ -121,7 +121,7 @@ _PARSER: TypeAdapter[AnyEvent] = TypeAdapter(Annotated[AnyEvent, Field(discrimin
 
 
 def encode(events: Sequence[AnyEvent], crc: int = 0) -> bytes:
-    """Lines that follow one whose digits are `crc`."""
+    """Lines to append after one with the checksum `crc`."""
     text = bytearray()
     for event in events:
         body = event.model_dump_json().encode()
@@ -131,17 +131,17 @@ def encode(events: Sequence[AnyEvent], crc: int = 0) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
-    """The whole lines from the beginning on, and what comes after them."""
+class ParsedManifest:
+    """The complete lines from the beginning on, and what comes after them."""
 
     events: list[AnyEvent]
-    whole: bytes  # those lines
-    crc: int  # digits of the last one
-    rest: bytes  # the line that is not, and all after it
-    more: bool  # whether a whole line comes after that one: it did not just get torn
+    complete: bytes  # those lines
+    crc: int  # checksum of the last one
+    rest: bytes  # the first incomplete line, and all after it
+    more: bool  # whether a complete line follows in `rest`: then a crash does not explain it
 
 
-def parse(content: bytes, path: Path) -> Parsed:
+def parse(content: bytes, path: Path) -> ParsedManifest:
     bodies, size, crc = [], 0, 0
     lines = content.splitlines(keepends=True)
     for line in lines:
@@ -155,12 +155,12 @@ def parse(content: bytes, path: Path) -> Parsed:
         events = [_PARSER.validate_json(body) for body in bodies]
     except ValidationError as error:
         raise InputError(f"{path} holds no event of ours: {error.errors()[0]}") from None
-    return Parsed(
+    return ParsedManifest(
         events=events,
-        whole=content[:size],
+        complete=content[:size],
         crc=crc,
         rest=content[size:],
-        more=_chain_goes_on(lines[len(bodies) :]),
+        more=_complete_line_follows(lines[len(bodies) :]),
     )
 
 
@@ -173,19 +173,19 @@ def read(fs: FS, folder: Path) -> bytes:
             f"{folder} is not a store: it has no {NAME} file; "
             "give a folder made by `m3pc data` or by a run"
         ) from None
-    if len(content) > LARGEST:
-        raise InputError(f"{path} is larger than {LARGEST} bytes; it is not a manifest of ours")
+    if len(content) > MAX_BYTES:
+        raise InputError(f"{path} is larger than {MAX_BYTES} bytes; it is not a manifest of ours")
     return bytes(content[:])
 
 
 def _body(line: bytes, crc: int) -> bytes | None:
-    """The JSON of a whole line after one with the digits `crc`."""
+    """The JSON of a complete line after one with the checksum `crc`; None for any other line."""
     body = line[9:-1]
     return body if line == b"%08x %s\n" % (zlib.crc32(body, crc), body) else None
 
 
-def _chain_goes_on(lines: list[bytes]) -> bool:
-    """Each line's checksum begins with the digits before it, so what follows a bad one can fit."""
+def _complete_line_follows(lines: list[bytes]) -> bool:
+    """Whether a complete line follows a bad one. Each checksum includes that of the line before."""
     for before, line in pairwise(lines):
         try:
             digits = int(before[:8], 16) & 0xFFFFFFFF
@@ -197,14 +197,14 @@ def _chain_goes_on(lines: list[bytes]) -> bool:
 
 
 def _refuse_other_formats(body: bytes, path: Path) -> None:
-    """Say so before the fields of a format that we do not know are taken for errors."""
+    """A clear message, before the fields of an unknown format are reported as errors."""
     try:
-        found = json.loads(body)["format"]
+        store_format = json.loads(body)["format"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path} does not begin with a header; it is not a store") from None
-    if found not in READABLE:
+    if store_format not in READABLE:
         known = " and ".join(map(str, READABLE))
         raise InputError(
-            f"{path} has format {found!r}, this version of m3pc reads {known}; "
+            f"{path} has format {store_format!r}, this version of m3pc reads {known}; "
             "use the version that wrote it or import the data again"
         )

@@ -1,14 +1,15 @@
-"""An episode as bytes that a store can check before it trusts them. S state, A action, L steps.
+"""An episode as bytes that a store checks before it trusts them. S state, A action, L steps.
 
-    magic  crc32 of all that follows  rows  ended  seed  version  last version  condition  utility
+    magic  crc32 of all that follows  rows  ended  seed
+    version  last version  target return  utility
     Arrow stream: schema, one batch
 
-The batch has rows = L + 1 of states, actions and rewards. In the last row stands the state in which
-the episode ended; no step was taken from it, so its action and reward are 0.
+The batch has rows = L + 1 of states, actions and rewards. The last row holds the state in which the
+episode ended; no step was taken from it, so its action and reward are 0.
 
-Bytes come from processes that run other people's environments, and metadata can be made that crash
-Arrow's own parser. So nothing is parsed: around the numbers a stream must be, byte for byte, what
-`encode` writes for an episode of this length, and the numbers then stand at known places.
+The bytes come from processes that run third-party environments, and crafted metadata can crash
+Arrow's own parser. So nothing is parsed: except for the numbers a stream must be, byte for byte,
+what `encode` writes for an episode of this length, and then the numbers are at known offsets.
 """
 
 import io
@@ -23,21 +24,21 @@ import pyarrow as pa
 from m3pc.types import Episode, Floats, InputError
 from replay.format.manifest import Header
 from replay.format.schema import vectors, wire_schema
-from replay.format.validation import check
+from replay.format.validation import check_episode
 
 MAGIC = b"m3e2"
 HEAD = struct.Struct("<4sIIIqqqdd")
 CHECKED = 8  # bytes before those that the checksum covers
 TERMINATED, TRUNCATED = 1, 2  # bits of `ended`
-LARGEST = 16 << 20  # bytes
-LARGEST_REWARD = 1e6
+MAX_BYTES = 16 << 20
+MAX_REWARD = 1e6
 END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
 
 PayloadFault = Literal["size", "head", "checksum", "rows", "arrow", "values"]
 
 
 class PayloadError(InputError):
-    """Bytes that no store takes, however often they are sent."""
+    """Bytes that a store never accepts, however often they are sent."""
 
     def __init__(self, code: PayloadFault, message: str) -> None:
         super().__init__(f"the payload was rejected ({code}): {message}")
@@ -58,9 +59,9 @@ def encode(episode: Episode) -> bytes:
 
 def decode(payload: bytes, header: Header) -> Episode:
     """The episode, or a PayloadError. Its arrays are views of the payload."""
-    if not HEAD.size <= len(payload) <= LARGEST:
+    if not HEAD.size <= len(payload) <= MAX_BYTES:
         raise PayloadError(
-            "size", f"{len(payload)} bytes, expected {HEAD.size} to {LARGEST}; cut the episode"
+            "size", f"{len(payload)} bytes, expected {HEAD.size} to {MAX_BYTES}; cut the episode"
         )
     magic, crc, rows, ended, seed, *tags = HEAD.unpack_from(payload)
     if magic != MAGIC or ended & ~(TERMINATED | TRUNCATED):
@@ -72,7 +73,7 @@ def decode(payload: bytes, header: Header) -> Episode:
     states, actions, rewards = _columns(payload, header, rows)
     if actions[-1].any() or rewards[-1]:
         raise PayloadError("values", "the last row has an action or reward; it must have none")
-    version, last_version, condition, utility = tags
+    version, last_version, target_return, utility = tags
     episode = Episode(
         states=states,
         actions=actions[:-1],
@@ -82,38 +83,40 @@ def decode(payload: bytes, header: Header) -> Episode:
         seed=seed,
         version=version,
         last_version=last_version,
-        target_return=condition,
+        target_return=target_return,
         utility=utility,
     )
     try:
-        check(episode, header, number=0)
+        check_episode(episode, header, number=0)
     except InputError as error:
         raise PayloadError("values", str(error)) from None
-    if np.abs(rewards).max() > LARGEST_REWARD:
-        raise PayloadError("values", f"a reward is beyond {LARGEST_REWARD:g}; scale the rewards")
+    if np.abs(rewards).max() > MAX_REWARD:
+        raise PayloadError("values", f"a reward is beyond {MAX_REWARD:g}; scale the rewards")
     return episode
 
 
 class StreamFrame(NamedTuple):
-    """What stands around the numbers of a stream."""
+    """The constant bytes around the numbers of a stream."""
 
     before: bytes
-    size: int  # of the numbers, with what pads each column to a multiple of 8 bytes
+    size: int  # of the numbers, each column padded to a multiple of 8 bytes
 
 
 @lru_cache(maxsize=4096)
-def _frame(states: int, actions: int, rows: int) -> StreamFrame:
+def stream_frame(states: int, actions: int, rows: int) -> StreamFrame:
     zeros = np.zeros((rows, states + actions + 1), np.float32)
     stream = _stream(zeros[:, :states], zeros[:, states:-1], zeros[:, -1])
-    size = sum(_padded(rows * width) for width in (states, actions, 1))
+    size = sum(padded_bytes(rows * width) for width in (states, actions, 1))
     assert stream.endswith(bytes(size) + END)
     return StreamFrame(stream[: -size - len(END)], size)
 
 
 def _columns(payload: bytes, header: Header, rows: int) -> tuple[Floats, Floats, Floats]:
-    if 4 * rows * (header.states + header.actions + 1) > len(payload):  # before room is made for it
+    if 4 * rows * (header.states + header.actions + 1) > len(
+        payload
+    ):  # before memory is allocated for it
         raise PayloadError("arrow", f"{len(payload)} bytes, too few for {rows} rows")
-    frame = _frame(header.states, header.actions, rows)
+    frame = stream_frame(header.states, header.actions, rows)
     place = HEAD.size + len(frame.before)
     if len(payload) != place + frame.size + len(END):
         raise PayloadError(
@@ -127,12 +130,12 @@ def _columns(payload: bytes, header: Header, rows: int) -> tuple[Floats, Floats,
             "its columns are others, or it was written by another version of Arrow than the "
             "store's; use the same pyarrow for both",
         )
-    found = []
+    columns = []
     for width in (header.states, header.actions, 1):
         values = np.frombuffer(payload, np.float32, rows * width, place)
-        found.append(values.reshape(rows, width))
-        place += _padded(rows * width)
-    return found[0], found[1], found[2][:, 0]
+        columns.append(values.reshape(rows, width))
+        place += padded_bytes(rows * width)
+    return columns[0], columns[1], columns[2][:, 0]
 
 
 def _stream(states: Floats, actions: Floats, rewards: Floats) -> bytes:
@@ -144,5 +147,5 @@ def _stream(states: Floats, actions: Floats, rewards: Floats) -> bytes:
     return stream.getvalue()
 
 
-def _padded(values: int) -> int:
+def padded_bytes(values: int) -> int:
     return -(-4 * values // 8) * 8

@@ -1,8 +1,8 @@
 """The columns of a store. Every row is fixed-width, so a column is one block of memory. S, A sizes.
 
-A segment is two Arrow IPC files with one record batch each: its steps, a row a step, and its
-episodes, a row an episode. Episodes never span segments. The state in which an episode ended
-stands in its own row of `episodes`: no step was taken from it.
+A segment is two Arrow IPC files with one record batch each: its steps, one row per step, and its
+episodes, one row per episode. Episodes never span segments. The state in which an episode ended is
+a column of `episodes`: no step was taken from it.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import pyarrow as pa
 from m3pc.core.returns import steps_within
 from m3pc.types import AppendKey, Episode
 
-FORMAT = 2  # of stores that are written now
-READABLE = (1, 2)  # in 1 an episode has no last version, condition and utility
+FORMAT = 2  # of stores that this version writes
+READABLE = (1, 2)  # in 1 an episode has no last version, target return (`condition`) and utility
 
 
 def steps_schema(states: int, actions: int) -> pa.Schema:
@@ -31,7 +31,7 @@ def episodes_schema(states: int, store_format: int = FORMAT) -> pa.Schema:
     tags = {"last_version": pa.int64(), "condition": pa.float64(), "utility": pa.float64()}
     return _required(
         episode=pa.int64(),  # number in the store
-        first=pa.int64(),  # its first row in the steps file beside
+        first=pa.int64(),  # its first row in the steps file
         length=pa.int32(),
         terminated=pa.bool_(),
         truncated=pa.bool_(),
@@ -50,7 +50,7 @@ def live_episodes_schema(states: int, store_format: int = FORMAT) -> pa.Schema:
 
 
 def wire_schema(states: int, actions: int) -> pa.Schema:
-    """What an actor sends of an episode: see `replay/format/payload.py`."""
+    """The columns of an episode that an actor sends: see `replay/format/payload.py`."""
     return _required(
         states=pa.list_(pa.float32(), states),
         actions=pa.list_(pa.float32(), actions),

@@ -1,21 +1,22 @@
-"""The mapped columns of one segment, checked. R rows of steps, E episodes, S state, A action."""
+"""One segment: its checked, mapped columns. R rows of steps, E episodes, S state, A action."""
 
 import hashlib
 import io
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from m3pc.core.returns import ReturnRule, returns_to_go
 from m3pc.types import AppendKey, Episode, Floats, InputError, Integers
-from replay.format.arrow_file import is_packed
-from replay.format.fs import ASIDE, FS, write_file
+from replay.format.arrow_file import is_compressed
+from replay.format.fs import FS, TEMPORARY, write_file
 from replay.format.index import SegmentEntry, StoreIndex
 from replay.format.manifest import FileEntry, Header, Withdraw
 from replay.format.schema import (
@@ -29,10 +30,15 @@ from replay.format.schema import (
 FOLDER = "segments"
 CURE = "restore it from a copy, or import the data again"
 
+D = TypeVar("D")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Segment:
-    """Arrays are read-only views of the file, or of memory where the episodes are in a log yet."""
+    """Arrays are read-only views of the file, or of memory while the episodes are still in a log.
+
+    Never changed, so what is derived from a segment is computed once and kept with it.
+    """
 
     states: Floats  # [R, S]
     actions: Floats  # [R, A]
@@ -45,13 +51,35 @@ class Segment:
     seeds: Integers  # [E]
     versions: Integers  # [E] of the policy at the first step
     last_versions: Integers  # [E]
-    conditions: NDArray[np.float64]  # [E]
+    target_returns: NDArray[np.float64]  # [E]
     utilities: NDArray[np.float64]  # [E]
-    keys: Integers | None  # [E, 3] slot, incarnation, sequence; None where nobody sent them
+    keys: Integers | None  # [E, 3] slot, incarnation, sequence; None in a finished data set
+    _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def cached(self, key: Hashable, derive: Callable[["Segment"], D]) -> D:
+        """`derive(self)`, computed once for each key and kept as long as the segment. It must not
+        hold the segment itself, or neither would be freed at once."""
+        if key not in self._derived:
+            self._derived[key] = derive(self)
+        derived: D = self._derived[key]
+        return derived
+
+    def returns(self, rule: ReturnRule) -> Floats:
+        """Return-to-go of every step [R], read-only."""
+        return self.cached(rule, lambda segment: _returns(segment, rule))
 
 
-def in_memory(episodes: Sequence[Episode], keys: Sequence[AppendKey]) -> Segment:
-    """The same of episodes that are in no segment yet."""
+COLUMNS = tuple(f.name for f in fields(Segment) if f.init)
+
+
+def _returns(segment: Segment, rule: ReturnRule) -> Floats:
+    returns = returns_to_go(segment.rewards, segment.lengths, rule)
+    returns.flags.writeable = False
+    return returns
+
+
+def segment_of(episodes: Sequence[Episode], keys: Sequence[AppendKey]) -> Segment:
+    """Episodes that are in no segment file yet, in the same form."""
     return Segment(
         states=np.concatenate([e.states[:-1] for e in episodes]),
         actions=np.concatenate([e.actions for e in episodes]),
@@ -64,53 +92,50 @@ def in_memory(episodes: Sequence[Episode], keys: Sequence[AppendKey]) -> Segment
         seeds=np.array([e.seed for e in episodes], np.int64),
         versions=np.array([e.version for e in episodes], np.int64),
         last_versions=np.array([e.last_version for e in episodes], np.int64),
-        conditions=np.array([e.target_return for e in episodes], np.float64),
+        target_returns=np.array([e.target_return for e in episodes], np.float64),
         utilities=np.array([e.utility for e in episodes], np.float64),
         keys=np.array(keys, np.int64),
     )
 
 
-def joined(one: Segment, other: Segment) -> Segment:
-    """The episodes of both, copied."""
+def concatenated(first: Segment, second: Segment) -> Segment:
+    """A copy of the episodes of both."""
     return Segment(
-        **{
-            name: np.concatenate([getattr(one, name), getattr(other, name)])
-            for name in Segment.__dataclass_fields__
-        }
+        **{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in COLUMNS}
     )
 
 
 class Tables(NamedTuple):
-    """The columns as Arrow has them: what the two files hold, or will hold."""
+    """The Arrow batches of a segment's two files."""
 
     steps: pa.RecordBatch
     episodes: pa.RecordBatch
 
 
-def open_segment(fs: FS, folder: Path, listed: SegmentEntry, header: Header) -> Segment:
-    """Check every byte, then map. Damage of any kind is an InputError that names the file."""
-    return columns(open_tables(fs, folder, listed, header))
+def open_segment(fs: FS, folder: Path, entry: SegmentEntry, header: Header) -> Segment:
+    """Check every byte, then map. InputError for damage of any kind; it names the file."""
+    return arrays_of(open_tables(fs, folder, entry, header))
 
 
-def open_tables(fs: FS, folder: Path, listed: SegmentEntry, header: Header) -> Tables:
+def open_tables(fs: FS, folder: Path, entry: SegmentEntry, header: Header) -> Tables:
     schema = live_episodes_schema if header.event == "live" else episodes_schema
-    steps = _map(fs, folder, listed.steps, steps_schema(header.states, header.actions))
-    episodes = _map(fs, folder, listed.episodes, schema(header.states, header.format))
+    steps = _map(fs, folder, entry.steps, steps_schema(header.states, header.actions))
+    episodes = _map(fs, folder, entry.episodes, schema(header.states, header.format))
     lengths = episodes["length"].to_numpy().astype(np.int64)
     first = episodes["first"].to_numpy()
     if lengths.min() < 1 or not np.array_equal(first, np.cumsum(lengths) - lengths):
         raise InputError(
-            f"{folder / listed.episodes.name} lists episodes that overlap or leave gaps"
+            f"{folder / entry.episodes.name} lists episodes that overlap or leave gaps"
         )
     if lengths.sum() != steps.num_rows:
         raise InputError(
-            f"{folder / listed.steps.name} has {steps.num_rows} steps, its episodes {lengths.sum()}"
+            f"{folder / entry.steps.name} has {steps.num_rows} steps, its episodes {lengths.sum()}"
         )
     return Tables(steps, episodes)
 
 
-def columns(tables: Tables) -> Segment:
-    """The same as arrays."""
+def arrays_of(tables: Tables) -> Segment:
+    """The batches as numpy arrays, without copies where the layout allows."""
     steps, episodes = tables
     names = [name for name in AppendKey._fields if name in episodes.schema.names]
     return Segment(
@@ -125,7 +150,7 @@ def columns(tables: Tables) -> Segment:
         seeds=episodes["seed"].to_numpy(),
         versions=episodes["version"].to_numpy(),
         last_versions=_tag(episodes, "last_version", np.int64(-1)),
-        conditions=_tag(episodes, "condition", np.float64(np.nan)),
+        target_returns=_tag(episodes, "condition", np.float64(np.nan)),
         utilities=_tag(episodes, "utility", np.float64(np.nan)),
         keys=np.stack([episodes[name].to_numpy() for name in names], axis=1) if names else None,
     )
@@ -144,26 +169,26 @@ def episodes_of(segment: Segment) -> Iterator[Episode]:
             seed=int(segment.seeds[e]),
             version=int(segment.versions[e]),
             last_version=int(segment.last_versions[e]),
-            target_return=float(segment.conditions[e]),
+            target_return=float(segment.target_returns[e]),
             utility=float(segment.utilities[e]),
         )
 
 
-def withdrawn(segment: Segment, events: Sequence[Withdraw]) -> NDArray[np.bool_]:
-    """Which of its episodes [E] were sent by producers that nobody believes."""
-    found = np.zeros(len(segment.lengths), np.bool_)
+def withdrawn_mask(segment: Segment, events: Sequence[Withdraw]) -> NDArray[np.bool_]:
+    """Which of its episodes [E] were sent by withdrawn producers."""
+    mask = np.zeros(len(segment.lengths), np.bool_)
     for event in events:
         assert segment.keys is not None, "only a live store has producers"
         slots, incarnations = segment.keys[:, 0], segment.keys[:, 1]
-        whole_slot = event.incarnation is None
-        found |= (slots == event.slot) & (whole_slot | (incarnations == event.incarnation))
-    return found
+        any_incarnation = event.incarnation is None
+        mask |= (slots == event.slot) & (any_incarnation | (incarnations == event.incarnation))
+    return mask
 
 
-def live_tables(kept: Sequence[tuple[AppendKey, Episode]], listing: StoreIndex) -> Tables:
-    """What the next segment of a live store holds of these episodes."""
+def live_tables(kept: Sequence[tuple[AppendKey, Episode]], index: StoreIndex) -> Tables:
+    """The batches of the next segment of a live store, made of these episodes."""
     keys, episodes = zip(*kept, strict=True)
-    header, first = listing.header, listing.totals.episodes
+    header, first = index.header, index.totals.episodes
     return Tables(
         steps_batch(episodes, first, steps_schema(header.states, header.actions)),
         episodes_batch(episodes, first, live_episodes_schema(header.states, header.format), keys),
@@ -175,17 +200,17 @@ def write_segment(
     path: Path,
     number: int,
     kept: Sequence[tuple[AppendKey, Episode]],
-    listing: StoreIndex,
+    index: StoreIndex,
 ) -> tuple[FileEntry, FileEntry]:
-    """The two files of segment `number` of the store at `path`: they and their names are on the
-    disk. What a former trial left is replaced."""
-    tables, folder = live_tables(kept, listing), path / FOLDER
+    """Write the two files of segment `number` of the store at `path`; they and their names are
+    synced. What an earlier attempt left is replaced."""
+    tables, folder = live_tables(kept, index), path / FOLDER
     files = [
         _write(fs, folder / f"{number:06d}.{kind}.arrow", batch)
         for kind, batch in tables._asdict().items()
     ]
     for entry in files:
-        fs.rename(folder / (entry.name + ASIDE), folder / entry.name)
+        fs.rename(folder / (entry.name + TEMPORARY), folder / entry.name)
     fs.sync_folder(folder)
     return files[0], files[1]
 
@@ -194,7 +219,7 @@ def _write(fs: FS, path: Path, batch: pa.RecordBatch) -> FileEntry:
     sink = ColumnParts()
     with pa.ipc.new_file(pa.PythonFile(sink, "w"), batch.schema) as writer:
         writer.write_batch(batch)
-    write_file(fs, path.with_name(path.name + ASIDE), sink.parts)
+    write_file(fs, path.with_name(path.name + TEMPORARY), sink.parts)
     digest = hashlib.sha256()
     for part in sink.parts:
         digest.update(part)
@@ -204,8 +229,8 @@ def _write(fs: FS, path: Path, batch: pa.RecordBatch) -> FileEntry:
 
 
 class ColumnParts(io.RawIOBase):
-    """A file in memory that is the columns themselves: a copy of them would double what a roll
-    needs and take as long as all the rest of it."""
+    """A file in memory that refers to the columns themselves: a copy would double the memory and
+    the time of a roll."""
 
     def __init__(self) -> None:
         self.parts: list[memoryview] = []
@@ -224,7 +249,7 @@ class ColumnParts(io.RawIOBase):
 
 
 def check_bytes(fs: FS, folder: Path, entry: FileEntry) -> bytes | mmap.mmap:
-    """The content of a listed file, if it is what was sealed."""
+    """The content of a file in the manifest; InputError if it is not what was sealed."""
     path = folder / entry.name
     try:
         content = fs.map(path)
@@ -241,7 +266,7 @@ def _map(fs: FS, folder: Path, entry: FileEntry, schema: pa.Schema) -> pa.Record
         with pa.ipc.open_file(pa.py_buffer(content)) as reader:
             if reader.schema != schema or reader.num_record_batches != 1:
                 raise InputError(f"{path} has other columns than its store's format; {CURE}")
-            if is_packed(content):
+            if is_compressed(content):
                 raise InputError(f"{path} is compressed, which no store's columns are; {CURE}")
             batch = reader.get_batch(0)
         batch.validate(full=True)
@@ -260,7 +285,7 @@ def _has_nulls(column: pa.Array) -> bool:
 
 
 def _tag(episodes: pa.RecordBatch, name: str, absent: np.generic) -> NDArray[Any]:
-    """A column that stores of format 1 do not have."""
+    """A column that stores of format 1 lack; `absent` in its place."""
     if name not in episodes.schema.names:
         return np.full(episodes.num_rows, absent)
     return np.asarray(episodes[name])

@@ -1,4 +1,4 @@
-"""Which episodes a store takes, and under which keys."""
+"""Which episodes a store accepts, and under which keys."""
 
 import math
 
@@ -7,12 +7,12 @@ import numpy as np
 from m3pc.types import AppendKey, Episode, Floats, InputError
 from replay.format.manifest import Header
 
-LARGEST_KEY = (2**31 - 1, 2**63 - 1, 2**63 - 2)
-ACTION_SLACK = 1e-4  # rounding that recorders were seen to leave beyond [-1, 1]
+MAX_KEY = (2**31 - 1, 2**63 - 1, 2**63 - 2)
+ACTION_SLACK = 1e-4  # rounding errors beyond [-1, 1] that recorded data contain
 
 
-def check(episode: Episode, header: Header, number: int) -> None:
-    """Refuse an episode that does not fit the store or would poison a learner."""
+def check_episode(episode: Episode, header: Header, number: int) -> None:
+    """InputError for an episode that does not fit the store or would harm a learner."""
     length = len(episode)
     expected = {
         "states": (length + 1, header.states),
@@ -44,16 +44,16 @@ def check(episode: Episode, header: Header, number: int) -> None:
             raise InputError(
                 f"episode {number}: its {name} is infinite; expected a number, or NaN for none"
             )
-    beyond = float(np.abs(episode.actions).max())
-    if beyond > 1 + ACTION_SLACK:
+    largest = float(np.abs(episode.actions).max())
+    if largest > 1 + ACTION_SLACK:
         raise InputError(
-            f"episode {number}: an action reaches {beyond:.6g}, expected [-1, 1]; "
+            f"episode {number}: an action reaches {largest:.6g}, expected [-1, 1]; "
             "rescale the actions to the bounds of their space"
         )
 
 
-def possible(key: AppendKey) -> bool:
-    """Whether it fits the columns of a segment, with room for the number that follows."""
+def is_valid_key(key: AppendKey) -> bool:
+    """Whether it fits the columns of a segment, and the next sequence number too."""
     return all(
-        type(part) is int and 0 <= part <= most for part, most in zip(key, LARGEST_KEY, strict=True)
+        type(part) is int and 0 <= part <= limit for part, limit in zip(key, MAX_KEY, strict=True)
     )

@@ -1,8 +1,8 @@
-"""How far a live store has come: a few bytes, written over after every commit and never waited for.
+"""The watermark of a live store: a few bytes, overwritten after every commit and not synced.
 
-Readers in other processes learn from it what they may read. After a crash it tells rot from a torn
-end: whatever lies before what it calls durable was on the disk once, so bytes that are wrong there
-have changed since. A lost or old mark says less and never anything false.
+Readers in other processes learn from it how far they may read. After a crash it tells damage from a
+torn end: everything before its `durable` position was on the disk, so wrong bytes there have
+changed since. A lost or old watermark says less, but never anything false.
 """
 
 import struct
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 NAME = "MARK"
 MAGIC = b"m3pm"
 LAYOUT = struct.Struct("<4sIQ8sQQQQ")
-CHECKED = 8  # bytes before those that the checksum covers
+CHECKED = 8  # offset from which the checksum covers the bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermark:
     log: int  # number of the open log
-    salt: bytes  # of that log: one written anew is another log
-    visible: int  # bytes of it that may be read
-    durable: int  # bytes of it that were synced
+    salt: bytes  # of that log; a rewritten log has another
+    visible: int  # bytes of the log that may be read
+    durable: int  # bytes of the log that were synced
     manifest: int  # bytes of the manifest that were synced
-    closed: bool  # the writer ended in order: there is nothing beyond these bytes
+    closed: bool  # the writer ended in order: nothing follows these bytes
 
     def encode(self) -> bytes:
         content = LAYOUT.pack(
@@ -33,7 +33,7 @@ class Watermark:
 
 
 def decode(content: bytes) -> Watermark | None:
-    """None for anything else than a whole mark."""
+    """None for anything but a complete watermark."""
     if len(content) != LAYOUT.size:
         return None
     magic, crc, log, salt, visible, durable, manifest, closed = LAYOUT.unpack(content)

@@ -1,9 +1,9 @@
-"""What the paper learns from while it collects: its buffers, as sources. E episodes.
+"""The replay buffers of the paper's online phase, as sources of a mixture. E episodes.
 
-A buffer is a function of the logged and the collected episodes: nothing is remembered between two
-processes. A collected episode that was withdrawn, or that retention has dropped, is as if it had
-never come; a logged one that it pushed out is back. Retention therefore changes nothing as long as
-it keeps at least as many that may have a slot as the buffer has slots.
+A buffer is a function of the logged (offline) and the collected (online) episodes: it has no state
+of its own. A collected episode that was withdrawn, or that retention has dropped, is treated as if
+it had never come; a logged one that it replaced is back. Retention therefore changes nothing as
+long as it keeps at least as many eligible episodes as the buffer has slots.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ import numpy as np
 from m3pc.config.schema import ReplayConfig
 from m3pc.core.rng import BUFFER, counter_stream
 from m3pc.types import Integers
-from replay.sampling.mixture import MixtureSource, fixed
+from replay.sampling.mixture import MixtureSource
 from replay.sampling.selectors import (
-    Selection,
-    alike,
+    Selector,
     best_steps,
     by_length,
     by_return,
     newest_steps,
     only,
     product,
+    uniform,
 )
 from replay.store.view import EpisodeMask, JoinedView, StoreView, drawable
 
@@ -32,32 +32,33 @@ def trajectory_buffer(
     online: StoreView,
     replay: ReplayConfig,
     *,
-    minimum: int,
+    min_length: int,
     seed: int,
     train: EpisodeMask | None = None,
-) -> MixtureSource:
-    """For the model: episodes of `minimum` steps or more, of the logged ones only those in
-    `train` [E]. An episode's chance is what replay.sampling says."""
+) -> MixtureSource[JoinedView]:
+    """For the model: episodes of `min_length` steps or more, of the logged ones only those in
+    `train` [E]. The setting replay.sampling decides how likely each is."""
     buffer = FirstInFirstOut(
-        capacity=replay.episodes, minimum=minimum, seed=seed, among=_among(train)
+        capacity=replay.episodes, min_length=min_length, seed=seed, among=_among(train)
     )
-    chance = by_length if replay.sampling == "length" else alike
+    likelihood = by_length if replay.sampling == "length" else uniform
     return MixtureSource(
         name="buffer",
         view=JoinedView(offline, online),
-        selection=product(buffer, chance),
-        share=fixed(1.0),
+        selector=product(buffer, likelihood),
+        share=1.0,
     )
 
 
 def transition_buffers(
     offline: StoreView, online: StoreView, replay: ReplayConfig, *, train: EpisodeMask | None = None
-) -> list[MixtureSource]:
-    """For the critic: logged steps only, until enough are collected. Every step alike.
+) -> list[MixtureSource[StoreView]]:
+    """For the critic: the sources "offline" and "online"; only the first until enough steps are
+    collected. Every step is as likely.
 
-    Both limits count steps and are kept by whole episodes: the best logged ones, the newest
+    Both limits count steps and are kept by complete episodes: the best logged ones, the newest
     collected ones. Single steps of highest reward, as the authors sort them, would leave out how
-    episodes end badly; with as many steps as D4RL has it is the same, namely all of them.
+    episodes end badly; with as many steps as D4RL has both are the same, namely all steps.
     """
     logged = best_steps(replay.offline_transitions, among=_among(train))
     collected = newest_steps(replay.online_transitions)
@@ -65,51 +66,50 @@ def transition_buffers(
         MixtureSource(
             name="offline",
             view=offline,
-            selection=product(logged, by_length),
-            share=fixed(1 - replay.online_share),
+            selector=product(logged, by_length),
+            share=1 - replay.online_share,
         ),
         MixtureSource(
             name="online",
             view=online,
-            selection=product(collected, by_length),
-            share=fixed(replay.online_share),
-            after=replay.online_after,
+            selector=product(collected, by_length),
+            share=replay.online_share,
+            min_steps=replay.online_after,
         ),
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstInFirstOut:
-    """Slots for episodes: at first the best logged ones in random order, then each collected one
-    takes the place of the oldest. One that was cut short takes none: its returns would say that
-    nothing more was to come.
+    """A selector of the episodes in a first-in, first-out buffer: at first the best logged ones in
+    random order, then each collected one replaces the oldest. One that was cut short gets no slot:
+    its returns would say that no reward was to follow.
 
     Where fewer than `capacity` are logged, there are only as many slots, as with the authors; where
     none are, the collected ones fill `capacity` slots.
     """
 
     capacity: int
-    minimum: int  # steps of an episode that gets a slot
+    min_length: int  # steps that an episode must have to get a slot
     seed: int
-    among: Selection = alike  # logged ones that may have a slot
+    among: Selector = uniform  # of the logged ones that may have a slot
 
-    def __call__(self, view: StoreView) -> Integers:
-        """1 where an episode of the joined view has a slot."""
-        assert isinstance(view, JoinedView)
-        logged, collected = self.slots(view.first, view.second)
+    def __call__(self, view: JoinedView) -> Integers:
+        """[E] 1 where an episode has a slot."""
+        logged, collected = self.slots(view.offline, view.online)
         weight = np.zeros(len(view.lengths), np.int64)
         weight[logged] = 1
-        weight[collected + len(view.first.lengths)] = 1
+        weight[collected + len(view.offline.lengths)] = 1
         return weight
 
     def slots(self, offline: StoreView, online: StoreView) -> tuple[Integers, Integers]:
-        """Numbers of the logged and of the collected episodes that have one, the oldest first."""
-        best = by_return(offline, minimum=self.minimum, among=self.among)[: self.capacity]
-        # A rank for every logged episode: withdrawing one does not shuffle the others again.
+        """Numbers of the logged and of the collected episodes in the buffer, the oldest first."""
+        best = by_return(offline, min_length=self.min_length, among=self.among)[: self.capacity]
+        # Every logged episode has a rank, so withdrawing one does not shuffle the others again.
         rank = counter_stream(self.seed, 0, BUFFER).permutation(len(offline.lengths))
         logged = best[np.argsort(rank[best])]
-        may = drawable(online) & _ended(online) & (online.lengths >= self.minimum)
-        collected = np.flatnonzero(may)
+        eligible = drawable(online) & _ended(online) & (online.lengths >= self.min_length)
+        collected = np.flatnonzero(eligible)
         size = len(logged) or self.capacity
         return logged[len(collected) :], collected[-size:]
 
@@ -120,5 +120,5 @@ def _ended(view: StoreView) -> EpisodeMask:
     return np.concatenate([np.zeros(0, np.bool_), *ends])
 
 
-def _among(train: EpisodeMask | None) -> Selection:
-    return alike if train is None else only(train)
+def _among(train: EpisodeMask | None) -> Selector:
+    return uniform if train is None else only(train)

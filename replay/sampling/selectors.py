@@ -1,25 +1,26 @@
-"""Which episodes may be drawn, and how often. E episodes, L steps of one, T of a piece.
+"""Which episodes may be drawn, and how often. E episodes, L steps of one, T of a window.
 
-A selection gives every episode of a view a weight, a whole number: its chance is its weight over
-the sum of all. Where a piece starts inside its episode is always drawn evenly. Weights depend on
+A selector gives every episode of a view an integer weight: its probability is its weight over the
+sum of all. Where a window starts inside its episode is always drawn uniformly. Weights depend on
 the episodes and their order alone, not on how they lie in segments.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
 from m3pc.types import InputError, Integers
 from replay.store.view import EpisodeMask, StoreView, drawable
 
-Selection = Callable[[StoreView], Integers]  # -> [E]
+Selector = Callable[[StoreView], Integers]  # -> [E]
+V = TypeVar("V", bound=StoreView)
 
-RECENCY_UNIT = 1 << 24  # weight of the newest episode; one of 24 half-lives ago still has a chance
-MOST_WEIGHT = 1 << 62  # that all episodes may have together
+MAX_TOTAL_WEIGHT = 1 << 62  # of all episodes together
 
 
-def by_pieces(length: int) -> Selection:
-    """Every piece of T steps alike: L - T + 1."""
+def by_windows(length: int) -> Selector:
+    """Every window of T steps is as likely: L - T + 1."""
     return lambda view: np.maximum(view.lengths - length + 1, 0)
 
 
@@ -28,82 +29,62 @@ def by_length(view: StoreView) -> Integers:
     return view.lengths
 
 
-def alike(view: StoreView) -> Integers:
+def uniform(view: StoreView) -> Integers:
+    """Every episode is as likely."""
     return np.ones(len(view.lengths), np.int64)
 
 
-def only(chosen: EpisodeMask) -> Selection:
-    """The episodes named [E] of a store to which none are added."""
-    return lambda view: chosen.astype(np.int64)
+def only(mask: EpisodeMask) -> Selector:
+    """The episodes of a mask [E], in a store to which none are added."""
+    return lambda view: mask.astype(np.int64)
 
 
-def best(count: int, *, minimum: int = 1, among: Selection = alike) -> Selection:
-    """The `count` episodes of highest return of those with `minimum` steps and a weight in `among`;
-    of equal ones the older."""
-
-    def weigh(view: StoreView) -> Integers:
-        return _marked(view, by_return(view, minimum=minimum, among=among)[:count])
-
-    return weigh
-
-
-def best_steps(count: int, *, among: Selection = alike) -> Selection:
-    """Episodes of highest return, whole, as long as they have `count` steps together at most."""
+def best_steps(count: int, *, among: Selector = uniform) -> Selector:
+    """Complete episodes of highest return, together of `count` steps at most."""
     return lambda view: _marked(view, _within(view, by_return(view, among=among), count))
 
 
-def newest_steps(count: int) -> Selection:
-    """The newest episodes, whole, as long as they have `count` steps together at most."""
+def newest_steps(count: int) -> Selector:
+    """The newest complete episodes, together of `count` steps at most."""
     return lambda view: _marked(view, _within(view, np.flatnonzero(drawable(view))[::-1], count))
 
 
-def recent(half_life: float) -> Selection:
-    """An episode counts half as much as one that came `half_life` episodes after it. Weights are
-    rounded down to 1 / RECENCY_UNIT of the newest one's, so the oldest get 0 in the end."""
-    if not half_life > 0:
-        raise InputError(f"the half-life is {half_life} episodes; give a number above 0")
-
-    def weigh(view: StoreView) -> Integers:
-        age = np.arange(len(view.lengths))[::-1]
-        weight: Integers = np.floor(RECENCY_UNIT * np.exp2(-age / half_life)).astype(np.int64)
-        return weight
+def product(*selectors: Callable[[V], Integers]) -> Callable[[V], Integers]:
+    def weigh(view: V) -> Integers:
+        weights = uniform(view)
+        for selector in selectors:
+            weights = weights * selector(view)
+        return weights
 
     return weigh
 
 
-def product(*selections: Selection) -> Selection:
-    def weigh(view: StoreView) -> Integers:
-        found = alike(view)
-        for selection in selections:
-            found = found * selection(view)
-        return found
-
-    return weigh
-
-
-def weights(view: StoreView, selection: Selection, *, length: int) -> Integers:
-    """[E] as the selection says, but 0 where an episode was withdrawn or holds no piece."""
-    found = np.where(drawable(view) & (view.lengths >= length), selection(view), 0)
-    total = float(found.sum(dtype=np.float64))  # does not wrap around
-    if found.min(initial=0) < 0 or total > MOST_WEIGHT:
+def episode_weights(view: V, selector: Callable[[V], Integers], *, length: int) -> Integers:
+    """[E] as the selector says, but 0 where an episode was withdrawn or holds no window."""
+    usable = drawable(view) & (view.lengths >= length)
+    weights: Integers = np.where(usable, selector(view), 0)
+    total = float(weights.sum(dtype=np.float64))  # does not wrap around
+    if weights.min(initial=0) < 0 or total > MAX_TOTAL_WEIGHT:
         raise InputError(
-            f"the weights of {len(found)} episodes of {view.path} sum to {total:.3g}, the least is "
-            f"{found.min()}; give weights of 0 or more that sum to {MOST_WEIGHT:.3g} at most"
+            f"the weights of {len(weights)} episodes of {view.path} sum to {total:.3g}, the "
+            f"smallest is {weights.min()}; give weights of 0 or more that sum to "
+            f"{MAX_TOTAL_WEIGHT:.3g} at most"
         )
-    return found
+    return weights
 
 
-def by_return(view: StoreView, *, minimum: int = 1, among: Selection = alike) -> Integers:
-    """Numbers of the episodes that `best` chooses from, the best first."""
-    open_to = drawable(view) & (view.lengths >= minimum) & (among(view) > 0)
+def by_return(view: StoreView, *, min_length: int = 1, among: Selector = uniform) -> Integers:
+    """Numbers of the episodes of `min_length` steps or more that have a weight in `among`, by
+    falling return; of equal ones the older first."""
+    allowed = drawable(view) & (view.lengths >= min_length) & (among(view) > 0)
     order = np.argsort(-view.episode_returns, kind="stable")
-    return order[open_to[order]]
+    return order[allowed[order]]
 
 
-def _within(view: StoreView, order: Integers, count: int) -> Integers:
-    """The first of them that fit, and one in any case."""
-    together = np.cumsum(view.lengths[order])
-    return order[: max(int(np.searchsorted(together, count, side="right")), 1)]
+def _within(view: StoreView, episodes: Integers, count: int) -> Integers:
+    """The first of them that have `count` steps together, and one in any case."""
+    steps = np.cumsum(view.lengths[episodes])
+    return episodes[: max(int(np.searchsorted(steps, count, side="right")), 1)]
 
 
 def _marked(view: StoreView, episodes: Integers) -> Integers:

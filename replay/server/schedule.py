@@ -1,7 +1,7 @@
-"""How many updates of the model a run's episodes owe, in whole numbers: nothing is ever rounded.
+"""How many updates of the model the episodes of a run call for, in integers: no rounding.
 
-An episode of L steps owes updates_per_step * L + updates_per_episode. Where updates_per_step is the
-fraction a / D it inserts a * L + D * updates_per_episode units, and D units are one update.
+An episode of L steps calls for updates_per_step * L + updates_per_episode updates. With
+updates_per_step = a / D it inserts a * L + D * updates_per_episode units; D units are one update.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from replay.server.sample_ratio import FINEST, RateLimits
 class UpdateSchedule:
     updates_per_step: float
     updates_per_episode: int
-    max_episode_steps: int  # steps of the longest episode
-    slack: int  # steps, in longest episodes, that collecting may run ahead, beyond need
+    max_episode_steps: int
+    slack: int  # steps that collecting may run ahead of learning, beyond what it must
 
     def __post_init__(self) -> None:
         if not self.units(self.max_episode_steps):
@@ -27,13 +27,13 @@ class UpdateSchedule:
             )
 
     def units(self, steps: int, episodes: int = 1) -> int:
-        """What so many steps in so many episodes insert."""
+        """What that many steps in that many episodes insert."""
         ratio = self._ratio
         return steps * ratio.numerator + episodes * self.updates_per_episode * ratio.denominator
 
     def limits(self) -> RateLimits:
-        """A sample is one update. Never are more done than are owed, so a run that has caught up
-        has done as many as in lock-step; only collecting may run ahead."""
+        """A sample is one update. The learner never does more than are owed, so a run that has
+        caught up has done as many as in lock-step; only collecting may run ahead."""
         longest, unit = self.units(self.max_episode_steps), Fraction(1, self._ratio.denominator)
         owed = longest * unit
         return RateLimits(
@@ -46,7 +46,7 @@ class UpdateSchedule:
         )
 
     def owed(self, steps: int, episodes: int) -> int:
-        """Updates, after so many steps in so many episodes."""
+        """Updates to be done after that many steps in that many episodes."""
         return self.units(steps, episodes) // self._ratio.denominator
 
     @property

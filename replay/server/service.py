@@ -1,6 +1,5 @@
-"""A run's store, served: episodes come in, and the learner is told how many updates they allow."""
+"""A run's store, served: takes episodes and says how many updates the learner may do."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -34,30 +33,28 @@ from replay.writing.scrubber import Scrubber
 from replay.writing.writer import Writer, WriterOptions
 
 SEGMENT_BYTES = 16 << 20  # of log: appends wait for about a quarter of a second when it is full
-LONGEST_WAIT = 1.0  # seconds that either side waits for the other before it is told to ask again
-
-log = logging.getLogger(__name__)
+MAX_WAIT = 1.0  # seconds that either side waits for the other before it must ask again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreTotals:
-    """Counts go over all that was ever stored, each episode once, also what retention dropped."""
+    """Counts of all that was ever stored, each episode once, including what retention dropped."""
 
     episodes: int
     steps: int
     terminated: int  # episodes
     truncated: int
     aborted: int
-    held_steps: int  # that are in the store now
-    bytes: int  # of the store now
-    granted: int  # updates that the learner may have done
+    held_steps: int  # in the store now
+    bytes: int  # size of the store now
+    granted: int  # updates that the learner may have done in all
 
 
 class StoreService:
-    """An EpisodeSink for any number of threads, at whose door a limiter stands.
+    """An EpisodeSink for any number of threads, behind a rate limiter.
 
-    After a BrokenStoreError nothing works any more: end the process; what opens the store next
-    recovers all that was acknowledged, and counts it again.
+    After a BrokenStoreError every call fails: end the process. The next process that opens the
+    store recovers all that was acknowledged, and counts it again.
     """
 
     def __init__(
@@ -69,38 +66,30 @@ class StoreService:
         *,
         options: WriterOptions | None = None,
         fs: FS | None = None,
-        wait: float = LONGEST_WAIT,
+        wait: float = MAX_WAIT,
         patience: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Waits here end before a caller's own deadline of `fleet.deadline` does."""
+        """Every wait here ends before the caller's own deadline, `fleet.deadline`."""
         self._fs, self._clock = fs or Disk(), clock
         self._schedule = schedule_of(online, header.max_episode_steps)
-        self._wait = min(wait, fleet.deadline / 4)
+        self.max_wait = min(wait, fleet.deadline / 4)
         self._recorder, self._reporting = Recorder(), threading.Lock()
-        self._writer = self._opened(path, header, options or options_of(fleet))
-        self._gate = RateLimiter(
+        begin = clock()
+        self._writer = Writer(path, header, options or writer_options(fleet), fs=self._fs)
+        self._recorder.set(RECOVERY_SECONDS, clock() - begin)
+        self._recorder.add(TORN_BYTES, self._writer.torn_bytes)
+        self.rate_limiter = RateLimiter(
             SampleInsertRatio(self._schedule.limits(), inserts=self._inserts()),
             without_actors=online.without_actors,
             patience=patience,
             clock=clock,
         )
         self._reported, self._closed = self._writer.totals.steps, False
-        self._appender = GroupCommitter(
+        self.committer = GroupCommitter(
             self._writer, deadline=fleet.deadline / 2, recorder=self._recorder
         )
-        self._scrubber = Scrubber(self._appender)
-
-    def _opened(self, path: Path | str, header: Header, options: WriterOptions) -> Writer:
-        begin = self._clock()
-        writer = Writer(path, header, options, fs=self._fs)
-        self._recorder.set(RECOVERY_SECONDS, self._clock() - begin)
-        self._recorder.add(TORN_BYTES, writer.torn_bytes)
-        return writer
-
-    @property
-    def gate(self) -> RateLimiter:
-        return self._gate
+        self._scrubber = Scrubber(self.committer)
 
     def append(self, key: AppendKey, payload: bytes) -> Ack:
         begin = self._clock()
@@ -110,68 +99,71 @@ class StoreService:
         return ack
 
     def _append(self, key: AppendKey, payload: bytes) -> Ack:
-        """What is not the next of its producer never comes to the gate, nor what is no episode."""
-        early = self._writer.early(key)
-        if early is not None:
-            return early
+        """Only the next episode of its producer has to wait for the learner: duplicates, gaps and
+        invalid payloads are answered at once."""
+        reply = self._writer.reply_without_payload(key)
+        if reply is not None:
+            return reply
         request = self._writer.request(key, payload)
         if isinstance(request.content, PayloadError):
-            return self._appender.commit(request)
+            return self.committer.commit(request)
         units = self._schedule.units(len(request.content))
-        if not self._gate.reserve(units, self._wait):
-            return self._writer.later(key, "the learner is behind; send it again")
-        return self._appender.commit(request, lambda: self._gate.settle(units, self._inserts()))
+        if not self.rate_limiter.reserve(units, self.max_wait):
+            return self._writer.retry_later(key, "the learner is behind; send it again")
+        return self.committer.commit(
+            request, lambda: self.rate_limiter.settle(units, self._inserts())
+        )
 
-    def may_update(self, epoch: int, done: int, total: int, timeout: float = LONGEST_WAIT) -> int:
-        """How many updates a learner that has done so many may have done in all, of the `total`
-        that it wants to have.
+    def may_update(self, epoch: int, done: int, total: int, timeout: float = MAX_WAIT) -> int:
+        """How many updates a learner that has done `done` may have done in all, of the `total`
+        that it wants.
 
-        It waits until this is more than was ever granted. Asking again, also while an earlier call
-        waits, changes nothing. A newer epoch that has done less has lost what was done since: the
-        count goes back. FencedError for an older epoch.
+        Waits until that is more than was granted before. Asking again, also while an earlier call
+        waits, changes nothing. A learner of a newer epoch that has done less has lost updates: the
+        count goes back. FencedError: the caller's epoch is an older one.
         """
-        self._writer.require_whole()
-        return self._gate.grant(epoch, done, total, min(timeout, self._wait))
+        self._writer.require_working()
+        return self.rate_limiter.grant(epoch, done, total, min(timeout, self.max_wait))
 
     def set_slack(self, steps: int) -> None:
-        """While the run goes on: how far either side may run ahead."""
+        """How many steps collecting may run ahead of learning from now on."""
         self._schedule = replace(self._schedule, slack=steps)
-        self._gate.change(self._schedule.limits())
+        self.rate_limiter.set_limits(self._schedule.limits())
 
     def totals(self) -> StoreTotals:
-        self._writer.require_whole()
-        found, gate = self._writer.totals, self._gate
+        self._writer.require_working()
+        stored = self._writer.totals
         return StoreTotals(
-            **found._asdict(),
-            aborted=found.aborted,
+            **stored._asdict(),
+            aborted=stored.aborted,
             held_steps=self._writer.steps,
             bytes=self._writer.size,
-            granted=gate.granted,
+            granted=self.rate_limiter.granted,
         )
 
     def report(self) -> Snapshot:
-        self._writer.require_whole()
+        self._writer.require_working()
         with self._reporting:
             steps = self._writer.totals.steps
             self._recorder.add(INSERTED, steps - self._reported)
             self._reported = steps
         self._recorder.set(REPLAY_STEPS, self._writer.steps)
         self._recorder.set(REPLAY_BYTES, self._writer.size)
-        listing = self._writer.listing
-        self._recorder.set(SEGMENTS, len(listing.segments), "sealed")
-        self._recorder.set(SEGMENTS, len(listing.quarantined), "quarantined")
+        index = self._writer.index
+        self._recorder.set(SEGMENTS, len(index.segments), "sealed")
+        self._recorder.set(SEGMENTS, len(index.quarantined), "quarantined")
         self._recorder.set(DISK_FREE, self._fs.free_bytes(self._writer.path))
-        self._recorder.set(LIMITER_ERROR, float(self._gate.limiter.error))
-        self._recorder.set(WRITER_BLOCKED, float(self._gate.waiting > 0))
+        self._recorder.set(LIMITER_ERROR, float(self.rate_limiter.ratio.error))
+        self._recorder.set(WRITER_BLOCKED, float(self.rate_limiter.waiting > 0))
         return self._recorder.snapshot()
 
     def close(self) -> None:
-        """End in order; again, nothing. Whoever calls sees to it that nothing more is asked."""
+        """End in order; a second call does nothing. The caller makes no other call afterwards."""
         with self._reporting:
             closed, self._closed = self._closed, True
         if not closed:
             self._scrubber.close()
-            self._appender.close()
+            self.committer.close()
 
     def __enter__(self) -> "StoreService":
         return self
@@ -184,7 +176,7 @@ class StoreService:
         return self._schedule.units(totals.steps, totals.episodes)
 
 
-def options_of(fleet: FleetConfig) -> WriterOptions:
+def writer_options(fleet: FleetConfig) -> WriterOptions:
     return WriterOptions(
         durability=fleet.durability,
         segment_bytes=SEGMENT_BYTES,

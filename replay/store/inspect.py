@@ -1,7 +1,7 @@
-"""What a store holds, in whatever state it is: being written, closed, left by a crash, damaged.
+"""What a store holds in any state: being written, closed, left by a crash, damaged.
 
-Only reads. What is whole is there, in a store that is written perhaps an episode that was not yet
-acknowledged; what is not whole is named.
+Only reads. The result has everything that is intact, in a store that is being written perhaps an
+episode that was not acknowledged yet, and names everything that is damaged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,20 @@ from m3pc.types import InputError
 from replay.format import log as logs
 from replay.format import manifest
 from replay.format.fs import FS, Disk
-from replay.format.index import ProducerState, StoreIndex, add_up
-from replay.format.log import LogEntry
+from replay.format.index import ProducerState, StoreIndex, index_of
 from replay.format.segment import FOLDER as SEGMENTS
-from replay.format.segment import Segment, Tables, columns, live_tables, open_tables, withdrawn
-from replay.store.producers import following
+from replay.format.segment import (
+    Segment,
+    Tables,
+    arrays_of,
+    live_tables,
+    open_tables,
+    withdrawn_mask,
+)
+from replay.store.producers import state_after
 from replay.store.recovery import OpenLog, read_log
 from replay.store.tail import read_manifest, read_mark
-from replay.store.verify import ATTEMPTS, Finding, damage, is_written
+from replay.store.verify import ATTEMPTS, Finding, damaged_files, is_written
 
 
 class StoreState(StrEnum):
@@ -35,26 +41,26 @@ class StoreState(StrEnum):
 
 
 class InspectedPart(NamedTuple):
-    """A segment, or what the open log holds."""
+    """A segment, or the episodes of the open log."""
 
     tables: Tables
     segment: Segment  # the same as arrays
-    withdrawn: NDArray[np.bool_]  # [E] episodes that no learner may see any more
+    withdrawn: NDArray[np.bool_]  # [E] episodes that are never sampled again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreInspection:
     path: Path
     state: StoreState
-    listing: StoreIndex
-    parts: Sequence[InspectedPart]  # whatever is whole: segments, then the log
-    producers: Mapping[int, ProducerState]  # by slot, with what the log holds
-    refused: int  # episodes, with those in the log
-    log: str | None  # name of the open log; a finished data set has none
+    index: StoreIndex
+    parts: Sequence[InspectedPart]  # what is intact: segments, then the log
+    producers: Mapping[int, ProducerState]  # by slot, including the log
+    refused: int  # invalid episodes, including the log
+    log: str | None  # name of the open log; None in a finished data set
     log_bytes: int
-    damaged: Sequence[Finding]  # segments' files and the log
+    damaged: Sequence[Finding]  # files of segments, and the log
     lost: int  # episodes in damaged segments
-    torn: Mapping[str, int]  # bytes at a file's end that a crash left, by its name
+    torn: Mapping[str, int]  # bytes of an incomplete entry that a crash left, by file name
 
     @property
     def episodes(self) -> int:
@@ -70,7 +76,7 @@ class StoreInspection:
 
     @property
     def versions(self) -> tuple[int, int] | None:
-        """Least and greatest of the policies that acted; None without episodes."""
+        """Smallest and largest version of the policies that acted; None without episodes."""
         segments = [part.segment for part in self.parts]
         if not segments:
             return None
@@ -79,35 +85,38 @@ class StoreInspection:
         return int(first.min()), int(max(first.max(), last.max()))
 
 
-def survey(path: Path, *, fs: FS | None = None, attempts: int = ATTEMPTS) -> StoreInspection:
-    """InputError where the manifest itself is damaged or there is none."""
+def inspect_store(path: Path, *, fs: FS | None = None, attempts: int = ATTEMPTS) -> StoreInspection:
+    """InputError where the manifest itself is damaged or missing."""
     fs = fs or Disk()
     written = is_written(fs, path)
-    mark = read_mark(fs, path)  # first: what it tells is in what is read next
+    mark = read_mark(fs, path)  # first: what is read next is at least as new
     parsed = read_manifest(fs, path, mark)
-    listing = add_up(parsed.events, path / manifest.NAME)
-    size = len(parsed.whole + parsed.rest)
-    opened = read_log(fs, path, listing, mark) if listing.close is None else None
-    name = f"{logs.FOLDER}/{logs.file_name(listing.rolls)}" if opened else None
-    sealed, damaged, lost = _segments(fs, path, listing)
-    if opened and opened.wrong:
-        damaged.append(Finding(path / str(name), opened.wrong))
+    index = index_of(parsed.events, path / manifest.NAME)
+    size = len(parsed.complete + parsed.rest)
+    opened = read_log(fs, path, index, mark) if index.close is None else None
+    name = f"{logs.FOLDER}/{logs.file_name(index.rolls)}" if opened else None
+    sealed, damaged, lost = _segments(fs, path, index)
+    if opened and opened.damage:
+        damaged.append(Finding(path / str(name), opened.damage))
     if damaged and attempts > 1 and len(manifest.read(fs, path)) != size:
-        # The writer was faster: files went after the manifest told so.
-        return survey(path, fs=fs, attempts=attempts - 1)
+        # The writer was faster: it removed files after it had recorded that in the manifest.
+        return inspect_store(path, fs=fs, attempts=attempts - 1)
     entries = opened.entries if opened else []
     torn = {}
-    if opened and name and not written and not opened.wrong:
+    if opened and name and not written and not opened.damage:
         ends = {manifest.NAME: len(parsed.rest), name: len(opened.content) - opened.end}
         torn = {file: count for file, count in ends.items() if count}
-    tables = sealed + _in_log(entries, listing)
+    logged = [(entry.key, entry.episode) for entry in entries if entry.episode is not None]
+    tables = [*sealed, live_tables(logged, index)] if logged else sealed
+    segments = [arrays_of(batches) for batches in tables]
+    marks = [withdrawn_mask(segment, index.withdrawn) for segment in segments]
     return StoreInspection(
         path=path,
         state=_state(opened, written),
-        listing=listing,
-        parts=[_part(found, listing) for found in tables],
-        producers={**listing.producers, **{e.key.slot: following(e.key) for e in entries}},
-        refused=listing.refused + sum(entry.episode is None for entry in entries),
+        index=index,
+        parts=list(map(InspectedPart, tables, segments, marks)),
+        producers={**index.producers, **{e.key.slot: state_after(e.key) for e in entries}},
+        refused=index.refused + sum(entry.episode is None for entry in entries),
         log=name,
         log_bytes=len(opened.content) if opened else 0,
         damaged=damaged,
@@ -124,26 +133,16 @@ def _state(opened: OpenLog | None, written: bool) -> StoreState:
     return StoreState.CLOSED if opened.closed else StoreState.CRASHED
 
 
-def _segments(fs: FS, path: Path, listing: StoreIndex) -> tuple[list[Tables], list[Finding], int]:
-    """What is whole, what is wrong with the others' files, and how many episodes those held."""
+def _segments(fs: FS, path: Path, index: StoreIndex) -> tuple[list[Tables], list[Finding], int]:
+    """Intact segments, what is wrong with the others, and how many episodes those held."""
     sealed: list[Tables] = []
     damaged: list[Finding] = []
     lost = 0
-    for listed in listing.segments:
+    for entry in index.segments:
         try:
-            sealed.append(open_tables(fs, path / SEGMENTS, listed, listing.header))
+            sealed.append(open_tables(fs, path / SEGMENTS, entry, index.header))
         except InputError as error:
-            lost += listed.episodes.rows
-            files = list(damage(fs, path, listed))
-            damaged += files or [Finding(path / SEGMENTS / listed.steps.name, str(error))]
+            lost += entry.episodes.rows
+            files = list(damaged_files(fs, path, entry))
+            damaged += files or [Finding(path / SEGMENTS / entry.steps.name, str(error))]
     return sealed, damaged, lost
-
-
-def _in_log(entries: Sequence[LogEntry], listing: StoreIndex) -> list[Tables]:
-    kept = [(entry.key, entry.episode) for entry in entries if entry.episode is not None]
-    return [live_tables(kept, listing)] if kept else []
-
-
-def _part(tables: Tables, listing: StoreIndex) -> InspectedPart:
-    segment = columns(tables)
-    return InspectedPart(tables, segment, withdrawn(segment, listing.withdrawn))

@@ -1,7 +1,7 @@
-"""Exactly once: which append is the next of its producer, and what to answer to any other.
+"""Exactly once: which append is the next of its producer, and what to reply to any other.
 
 A slot's incarnations count upwards; each numbers its episodes 0, 1, 2, ... The table holds, for
-every slot, its newest incarnation and the number that this one must send next.
+every slot, its newest incarnation and the sequence number that this one must send next.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from m3pc.types import AckStatus, AppendKey
 from replay.format.index import ProducerState
 from replay.format.log import LogEntry
-from replay.format.validation import possible
+from replay.format.validation import is_valid_key
 
-NOBODY = ProducerState(-1, 0)
+UNKNOWN = ProducerState(-1, 0)
 
 
 class Verdict(NamedTuple):
-    """DURABLE here means: the next, and nothing speaks against it."""
+    """DURABLE here means: it is the next, and nothing speaks against storing it."""
 
     status: AckStatus
     expected: int
@@ -24,45 +24,56 @@ class Verdict(NamedTuple):
 
 
 class RefusedEpisodes(NamedTuple):
-    """By the newest incarnation of a slot that sent rubbish; older ones are shut out anyway."""
+    """Those of the newest incarnation of a slot; older incarnations are fenced anyway."""
 
     incarnation: int
     episodes: int
 
 
 class Producers:
-    def __init__(self, known: Mapping[int, ProducerState], most_refused: int) -> None:
-        self._table, self._most_refused = dict(known), most_refused
+    def __init__(self, known: Mapping[int, ProducerState], max_refused: int) -> None:
+        """An incarnation is fenced after `max_refused` invalid episodes."""
+        self._states, self._max_refused = dict(known), max_refused
         self._refused: dict[int, RefusedEpisodes] = {}  # by slot
 
     def __getitem__(self, slot: int) -> ProducerState:
-        return self._table.get(slot, NOBODY)
+        """The newest incarnation of a slot, and the sequence number that it must send next."""
+        return self._states.get(slot, UNKNOWN)
+
+    @property
+    def known_slots(self) -> int:
+        return len(self._states)
+
+    @property
+    def suspected_slots(self) -> int:
+        """How many slots have sent invalid episodes."""
+        return len(self._refused)
 
     def expected(self, key: AppendKey) -> int:
-        where = self[key.slot]
-        return where.expected if where.incarnation == key.incarnation else 0
+        state = self[key.slot]
+        return state.expected if state.incarnation == key.incarnation else 0
 
     def judge(self, key: AppendKey, ahead: Mapping[int, ProducerState]) -> Verdict:
-        """`ahead`: where slots will stand when what was judged before is saved."""
-        if not possible(key):
+        """`ahead`: the state of slots once the requests that were judged before are saved."""
+        if not is_valid_key(key):
             return Verdict(AckStatus.REJECTED, 0, f"{key} is no key")
-        where = ahead.get(key.slot, self[key.slot])
-        if key.incarnation < where.incarnation:
-            return Verdict(AckStatus.FENCED, 0, f"incarnation {where.incarnation} has the slot")
-        if self._count_refused(key) >= self._most_refused:
+        state = ahead.get(key.slot, self[key.slot])
+        if key.incarnation < state.incarnation:
+            return Verdict(AckStatus.FENCED, 0, f"incarnation {state.incarnation} has the slot")
+        if self._count_refused(key) >= self._max_refused:
             return Verdict(
-                AckStatus.FENCED, 0, f"{self._most_refused} of its episodes were rejected"
+                AckStatus.FENCED, 0, f"{self._max_refused} of its episodes were rejected"
             )
-        expected = where.expected if key.incarnation == where.incarnation else 0
+        expected = state.expected if key.incarnation == state.incarnation else 0
         if key.sequence == expected:
             return Verdict(AckStatus.DURABLE, expected + 1)
         status = AckStatus.DUPLICATE if key.sequence < expected else AckStatus.GAP
         return Verdict(status, expected, f"the next is {expected}")
 
     def advance(self, entries: Sequence[LogEntry]) -> None:
-        """Note what was saved."""
+        """Record what was saved."""
         for entry in entries:
-            self._table[entry.key.slot] = following(entry.key)
+            self._states[entry.key.slot] = state_after(entry.key)
             if entry.episode is None:
                 episodes = self._count_refused(entry.key) + 1
                 self._refused[entry.key.slot] = RefusedEpisodes(entry.key.incarnation, episodes)
@@ -72,5 +83,5 @@ class Producers:
         return refused.episodes if refused and refused.incarnation == key.incarnation else 0
 
 
-def following(key: AppendKey) -> ProducerState:
+def state_after(key: AppendKey) -> ProducerState:
     return ProducerState(key.incarnation, key.sequence + 1)

@@ -1,8 +1,8 @@
-"""What a live store finds on its disk, and how it makes that good again.
+"""Recovery: what a writer finds on the disk, and how it makes that consistent again.
 
-Whatever a crash left, opening again leads to the same store: all that was acknowledged, perhaps
-more that was on its way, and nothing torn. What survives is written anew before anything builds on
-it: after a failed sync the system may show bytes that its disk does not have.
+Whatever a crash left, opening again leads to the same store: everything that was acknowledged,
+perhaps appends that were not acknowledged yet, and nothing torn. What survives is rewritten before
+it is used: after a failed sync the system may show bytes that are not on the disk.
 """
 
 import logging
@@ -13,47 +13,47 @@ from pathlib import Path
 from m3pc.types import InputError
 from replay.format import log as logs
 from replay.format import manifest
-from replay.format.fs import ASIDE, FS, write_file
+from replay.format.fs import FS, TEMPORARY, write_file
 from replay.format.index import IndexBuilder, ProducerState, SegmentEntry, StoreIndex
 from replay.format.log import Log, LogEntry, Salts
 from replay.format.manifest import DamagedError, Header
 from replay.format.segment import FOLDER as SEGMENTS
 from replay.format.segment import check_bytes
 from replay.format.watermark import Watermark
-from replay.store.producers import NOBODY, following
+from replay.store.producers import UNKNOWN, state_after
 from replay.store.tail import read_manifest, read_mark
 
 QUARANTINE = "quarantine"
 FOLDERS = (logs.FOLDER, SEGMENTS, QUARANTINE)
-OURS = re.compile(r"([0-9]{6})\.(?:steps|episodes)\.arrow")
+SEGMENT_FILE = re.compile(r"([0-9]{6})\.(?:steps|episodes)\.arrow")
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLog:
-    """The open log as it is found."""
+    """The open log as it is on the disk."""
 
     content: bytes
-    entries: list[LogEntry]  # up to the first that is not whole
-    end: int  # bytes that they take, with the head
-    wrong: str  # what no crash explains, if anything
-    closed: bool  # its writer ended in order
+    entries: list[LogEntry]  # up to the first incomplete one
+    end: int  # where they end
+    damage: str  # what a crash does not explain; empty if nothing
+    closed: bool  # whether its writer ended in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredStore:
-    """A store as its files say it is; nothing has been changed yet."""
+    """A store as its files describe it; nothing has been changed yet."""
 
-    listing: StoreIndex
-    tally: IndexBuilder  # that made it
-    manifest: bytes  # its whole lines
-    crc: int  # digits of the last one
+    index: StoreIndex
+    builder: IndexBuilder  # that made the index
+    manifest: bytes  # its complete lines
+    crc: int  # checksum of the last line
     entries: list[LogEntry]  # of the open log
-    torn_manifest: int  # bytes at its end that a crash left
-    torn_log: int  # the same of the open log
+    torn_manifest: int  # bytes of an incomplete line at the end of the manifest
+    torn_log: int  # bytes of an incomplete frame at the end of the open log
     lost: list[SegmentEntry]  # segments whose files are not what was sealed
-    damaged_log: bytes | None  # as it was found, where something in it is lost
+    damaged_log: bytes | None  # its content, if something in it is lost
 
 
 def find(fs: FS, path: Path, *, accept_loss: bool = False) -> RecoveredStore:
@@ -62,43 +62,43 @@ def find(fs: FS, path: Path, *, accept_loss: bool = False) -> RecoveredStore:
     if parsed.events[0].event != "live":
         raise InputError(f"{path} is a finished data set; appending needs a store of a run")
     tally = IndexBuilder(parsed.events, path / manifest.NAME)
-    listing = tally.listing()
-    opened = read_log(fs, path, listing, mark)
-    if opened.wrong and not accept_loss:
-        raise DamagedError(path / logs.FOLDER / logs.file_name(listing.rolls), opened.wrong)
+    index = tally.index()
+    opened = read_log(fs, path, index, mark)
+    if opened.damage and not accept_loss:
+        raise DamagedError(path / logs.FOLDER / logs.file_name(index.rolls), opened.damage)
     return RecoveredStore(
-        listing=listing,
-        tally=tally,
-        manifest=parsed.whole,
+        index=index,
+        builder=tally,
+        manifest=parsed.complete,
         crc=parsed.crc,
-        entries=_salvage(opened.content, listing) if opened.wrong else opened.entries,
+        entries=_salvage(opened.content, index) if opened.damage else opened.entries,
         torn_manifest=len(parsed.rest),
-        torn_log=0 if opened.wrong else len(opened.content) - opened.end,
-        lost=_lost(fs, path, listing, accept_loss),
-        damaged_log=opened.content if opened.wrong else None,
+        torn_log=0 if opened.damage else len(opened.content) - opened.end,
+        lost=_lost(fs, path, index, accept_loss),
+        damaged_log=opened.content if opened.damage else None,
     )
 
 
-def read_log(fs: FS, path: Path, listing: StoreIndex, mark: Watermark | None) -> OpenLog:
-    """What the open log holds; the mark was read before it."""
+def read_log(fs: FS, path: Path, index: StoreIndex, mark: Watermark | None) -> OpenLog:
+    """Read the open log. The mark must have been read before."""
     try:
-        content = fs.read(path / logs.FOLDER / logs.file_name(listing.rolls))
+        content = fs.read(path / logs.FOLDER / logs.file_name(index.rolls))
     except OSError:
         content = b""
-    salt = logs.read_salt(content, listing.rolls, listing.header)
-    entries, end = ([], 0) if salt is None else _in_order(content, listing, salt)
-    wrong = _wrong(mark, listing, salt, end, len(content))
-    closed = mark is not None and mark.closed and (mark.log, mark.salt) == (listing.rolls, salt)
-    return OpenLog(content=content, entries=entries, end=end, wrong=wrong, closed=closed)
+    salt = logs.read_salt(content, index.rolls, index.header)
+    entries, end = ([], 0) if salt is None else _in_order(content, index, salt)
+    damage = _damage(mark, index, salt, end, len(content))
+    closed = mark is not None and mark.closed and (mark.log, mark.salt) == (index.rolls, salt)
+    return OpenLog(content=content, entries=entries, end=end, damage=damage, closed=closed)
 
 
-def _wrong(
-    mark: Watermark | None, listing: StoreIndex, salt: bytes | None, end: int, size: int
+def _damage(
+    mark: Watermark | None, index: StoreIndex, salt: bytes | None, end: int, size: int
 ) -> str:
-    """What the open log shows that no crash explains: its frames end at `end` of `size` bytes."""
+    """What a crash does not explain in the open log, whose frames end at `end` of `size` bytes."""
     if salt is None:
         return "it is missing, or does not begin as this store's open log"
-    if mark is None or (mark.log, mark.salt) != (listing.rolls, salt):
+    if mark is None or (mark.log, mark.salt) != (index.rolls, salt):
         return ""
     if mark.durable > end:
         return f"the frame at byte {end} is not what was written"
@@ -107,10 +107,10 @@ def _wrong(
     return ""
 
 
-def _in_order(content: bytes, listing: StoreIndex, salt: bytes) -> tuple[list[LogEntry], int]:
-    """Frames up to the first that is torn, or that stands where it cannot have been written."""
-    producers, entries, end = dict(listing.producers), [], logs.HEAD.size
-    for entry, after in logs.frames(content, end, listing.header, salt):
+def _in_order(content: bytes, index: StoreIndex, salt: bytes) -> tuple[list[LogEntry], int]:
+    """Frames up to the first that is torn or whose sequence number was used before."""
+    producers, entries, end = dict(index.producers), [], logs.HEAD.size
+    for entry, after in logs.frames(content, end, index.header, salt):
         if not _is_new(entry, producers):
             break
         entries.append(entry)
@@ -119,101 +119,101 @@ def _in_order(content: bytes, listing: StoreIndex, salt: bytes) -> tuple[list[Lo
 
 
 def _is_new(entry: LogEntry, producers: dict[int, ProducerState]) -> bool:
-    """Whether its sequence number was not used before; it is then."""
+    """Whether its sequence number is unused; marks it as used."""
     key = entry.key
-    if (key.incarnation, key.sequence) < producers.get(key.slot, NOBODY):
+    if (key.incarnation, key.sequence) < producers.get(key.slot, UNKNOWN):
         return False
-    producers[key.slot] = following(key)
+    producers[key.slot] = state_after(key)
     return True
 
 
-def _salvage(content: bytes, listing: StoreIndex) -> list[LogEntry]:
-    """Every frame that is whole, wherever it stands. The head may be damaged; its salt is tried."""
+def _salvage(content: bytes, index: StoreIndex) -> list[LogEntry]:
+    """Every complete frame, wherever it is. Even if the head is damaged its salt is tried."""
     salt = content[logs.SALT_AT : logs.SALT_AT + logs.SALT]
-    producers, entries, place = dict(listing.producers), [], logs.HEAD.size
+    producers, entries, place = dict(index.producers), [], logs.HEAD.size
     while (place := content.find(logs.FRAME_MAGIC, place)) >= 0:
-        found = logs.frame(content, place, listing.header, salt)
-        if found is None:
+        entry_end = logs.frame(content, place, index.header, salt)
+        if entry_end is None:
             place += 1
             continue
-        entry, place = found
+        entry, place = entry_end
         if _is_new(entry, producers):
             entries.append(entry)
     return entries
 
 
-def _lost(fs: FS, path: Path, listing: StoreIndex, accept_loss: bool) -> list[SegmentEntry]:
-    """Only names and sizes are compared, unless loss is accepted: readers and the scrubber look at
-    every byte."""
+def _lost(fs: FS, path: Path, index: StoreIndex, accept_loss: bool) -> list[SegmentEntry]:
+    """Segments that are damaged. Only names and sizes are compared, unless loss is accepted:
+    readers and the scrubber check every byte."""
     folder, lost = path / SEGMENTS, []
-    for listed in listing.segments:
-        for entry in (listed.steps, listed.episodes):
+    for entry in index.segments:
+        for file in (entry.steps, entry.episodes):
             try:
                 if accept_loss:
-                    check_bytes(fs, folder, entry)
-                elif len(fs.map(folder / entry.name)) != entry.bytes:
+                    check_bytes(fs, folder, file)
+                elif len(fs.map(folder / file.name)) != file.bytes:
                     raise InputError("its size changed")
             except (InputError, OSError) as error:
                 if not accept_loss:
                     what = "it is missing or its size changed, and the manifest lists it"
-                    raise DamagedError(folder / entry.name, what) from None
-                log.warning("event=segment-lost number=%d error=%s", listed.number, error)
-                lost.append(listed)
+                    raise DamagedError(folder / file.name, what) from None
+                log.warning("event=segment-lost number=%d error=%s", entry.number, error)
+                lost.append(entry)
                 break
     return lost
 
 
-def renew(fs: FS, path: Path, found: RecoveredStore, salts: Salts) -> Log:
-    """Write what survived anew and remove what does not count. May be cut short at any point."""
-    replace(fs, path / manifest.NAME, found.manifest)
-    folder, listing = path / logs.FOLDER, found.listing
+def renew(fs: FS, path: Path, recovered: RecoveredStore, salts: Salts) -> Log:
+    """Rewrite what survived, remove what is not part of the store. It may crash at any point."""
+    replace(fs, path / manifest.NAME, recovered.manifest)
+    folder, index = path / logs.FOLDER, recovered.index
     for name in FOLDERS:
         if name not in fs.names(path):
             fs.make_folder(path / name)
     fs.sync_folder(path)
-    name = logs.file_name(listing.rolls)
-    if found.damaged_log:
-        keep(fs, path, name, found.damaged_log)
-    fresh = logs.create(fs, folder / (name + ASIDE), listing.rolls, listing.header, salts)
-    if found.entries:
-        fresh.write(found.entries)
+    name = logs.file_name(index.rolls)
+    if recovered.damaged_log:
+        keep_copy(fs, path, name, recovered.damaged_log)
+    fresh = logs.create(fs, folder / (name + TEMPORARY), index.rolls, index.header, salts)
+    if recovered.entries:
+        fresh.write(recovered.entries)
         fresh.sync()
-    fs.rename(folder / (name + ASIDE), folder / name)
+    fs.rename(folder / (name + TEMPORARY), folder / name)
     fs.sync_folder(folder)
-    _tidy(fs, path, listing)
+    _tidy(fs, path, index)
     return fresh
 
 
-def _tidy(fs: FS, path: Path, listing: StoreIndex) -> None:
-    listed = {entry.name for s in listing.segments for entry in (s.steps, s.episodes)}
-    spoiled = {event.number for event in listing.quarantined}
+def _tidy(fs: FS, path: Path, index: StoreIndex) -> None:
+    listed = {file.name for s in index.segments for file in (s.steps, s.episodes)}
+    quarantined = {event.number for event in index.quarantined}
     for name in fs.names(path / SEGMENTS):
         if name in listed:
             continue
-        number = int(found[1]) if (found := OURS.fullmatch(name)) else -1
-        if name.endswith(ASIDE) or number in listing.dropped or number == listing.rolls:
+        number = int(match[1]) if (match := SEGMENT_FILE.fullmatch(name)) else -1
+        if name.endswith(TEMPORARY) or number in index.dropped or number == index.rolls:
             fs.unlink(path / SEGMENTS / name)
         else:
-            if number not in spoiled:
+            if number not in quarantined:
                 log.warning("event=file-set-aside name=%s reason=unlisted", name)
             set_aside(fs, path, name)
     for name in fs.names(path / logs.FOLDER):
-        if name != logs.file_name(listing.rolls):
+        if name != logs.file_name(index.rolls):
             fs.unlink(path / logs.FOLDER / name)
     for name in fs.names(path):
-        if name == manifest.NAME + ASIDE:
+        if name == manifest.NAME + TEMPORARY:
             fs.unlink(path / name)
     for folder in (SEGMENTS, QUARANTINE, logs.FOLDER):
         fs.sync_folder(path / folder)
 
 
 def set_aside(fs: FS, path: Path, name: str) -> None:
-    """Move a file of a segment to quarantine, under a name that is free there."""
+    """Move a file of a segment to the quarantine folder, under a name that is free there."""
     fs.rename(path / SEGMENTS / name, path / QUARANTINE / _free(fs, path, name))
 
 
-def keep(fs: FS, path: Path, name: str, content: bytes) -> None:
-    """A copy of damaged bytes, for whoever wants to look at them."""
+def keep_copy(fs: FS, path: Path, name: str, content: bytes) -> None:
+    """Copy damaged bytes to the quarantine folder, for inspection."""
     write_file(fs, path / QUARANTINE / _free(fs, path, name), [content])
     fs.sync_folder(path / QUARANTINE)
 
@@ -226,19 +226,19 @@ def _free(fs: FS, path: Path, name: str) -> str:
 
 
 def replace(fs: FS, path: Path, content: bytes) -> None:
-    """Give a file new content; after a crash it has the old or the new one."""
-    aside = path.with_name(path.name + ASIDE)
-    write_file(fs, aside, [content])
-    fs.rename(aside, path)
+    """Replace the content of a file atomically."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    write_file(fs, temporary, [content])
+    fs.rename(temporary, path)
     fs.sync_folder(path.parent)
 
 
 def create(fs: FS, path: Path, header: Header, salts: Salts) -> None:
-    """An empty live store. It exists from the moment at which its manifest does."""
-    strange = _strange(fs, path)
-    if strange:
+    """Make an empty live store. It exists once its manifest does."""
+    unknown = _unknown_files(fs, path)
+    if unknown:
         raise InputError(
-            f"{path} holds {', '.join(strange[:3])} and no {manifest.NAME}; give a folder that is "
+            f"{path} holds {', '.join(unknown[:3])} and no {manifest.NAME}; give a folder that is "
             "empty or does not exist, or restore the manifest from a copy"
         )
     for name in FOLDERS:
@@ -251,9 +251,9 @@ def create(fs: FS, path: Path, header: Header, salts: Salts) -> None:
     replace(fs, path / manifest.NAME, manifest.encode([header]))
 
 
-def _strange(fs: FS, path: Path) -> list[str]:
-    """What stands in a folder and was not left by a crash while a store was made there."""
-    first, names = logs.file_name(0), set(fs.names(path)) - {*FOLDERS, manifest.NAME + ASIDE}
+def _unknown_files(fs: FS, path: Path) -> list[str]:
+    """Files that were not left by a crash while a store was made in this folder."""
+    first, names = logs.file_name(0), set(fs.names(path)) - {*FOLDERS, manifest.NAME + TEMPORARY}
     for folder in FOLDERS:
         names |= {f"{folder}/{name}" for name in fs.names(path / folder)}
     fresh = f"{logs.FOLDER}/{first}"

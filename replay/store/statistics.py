@@ -1,4 +1,4 @@
-"""What a store holds, in numbers. S state, A action."""
+"""Statistics of a store. S state, A action."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class Statistics:
     actions: Moments  # [A]
     rewards: Moments  # [1]
     terminated: int  # episodes that the task ended
-    truncated: int  # episodes that the clock ended
-    cut: int  # episodes that neither ended
+    truncated: int  # episodes that the step limit ended
+    cut: int  # episodes with neither end
 
 
 def statistics(store: Store) -> Statistics:
@@ -47,7 +47,7 @@ def statistics(store: Store) -> Statistics:
 
 
 def moments(parts: list[Floats]) -> Moments:
-    """Two passes in float64: the mean first, then the spread around it, exact for any offset."""
+    """Two passes in float64: the mean first, then the deviations from it, exact for any offset."""
     count = sum(len(part) for part in parts)
     mean = sum(part.sum(axis=0, dtype=np.float64) for part in parts) / count
     square = sum(((block - mean) ** 2).sum(axis=0) for block in _blocks(parts)) / count

@@ -1,10 +1,10 @@
 """Episodes on disk: checked at every opening, read through the page cache.
 
     STORE/MANIFEST                        what exists; nothing else counts
-    STORE/segments/000000.steps.arrow     a row a step
-    STORE/segments/000000.episodes.arrow  a row an episode
-    STORE/log/000001.log                  what came last, where the store is live
-    STORE/MARK                            how far that may be read
+    STORE/segments/000000.steps.arrow     one row per step
+    STORE/segments/000000.episodes.arrow  one row per episode
+    STORE/log/000001.log                  the newest episodes of a live store
+    STORE/MARK                            how far the log may be read
     STORE/quarantine/                     damaged files, set aside
 
 R rows of steps, E episodes, S state, A action.
@@ -25,13 +25,13 @@ from m3pc.core.files import durable_file, sha256, staged_directory
 from m3pc.types import AppendKey, Episode, InputError, Integers
 from replay.format import manifest
 from replay.format.fs import FS, Disk
-from replay.format.index import ProducerState, SegmentEntry, StoreIndex, add_up
+from replay.format.index import ProducerState, SegmentEntry, StoreIndex, index_of
 from replay.format.manifest import Close, FileEntry, Header, Seal
 from replay.format.schema import episodes_batch, episodes_schema, steps_batch, steps_schema
-from replay.format.segment import FOLDER, Segment, episodes_of, open_segment, withdrawn
-from replay.format.validation import check
+from replay.format.segment import FOLDER, Segment, episodes_of, open_segment, withdrawn_mask
+from replay.format.validation import check_episode
 from replay.format.watermark import Watermark
-from replay.store.tail import checked, read_mark, read_tail
+from replay.store.tail import parse_complete, read_mark, read_tail
 
 SEGMENT_BYTES = 1 << 30  # a segment is sealed when its episodes fill this much
 ATTEMPTS = 100  # to read a store while it changes
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """What a store holds at one moment, opened for reading; it may grow, this does not."""
+    """A store at one moment, opened for reading: later changes do not show."""
 
     def __init__(
         self,
@@ -50,20 +50,20 @@ class Store:
         skip_damaged: bool = False,
         before: "Store | None" = None,
     ) -> None:
-        """Check every byte, then map. Damage of any kind is an InputError that names the file.
+        """Check every byte, then map. InputError for damage of any kind; it names the file.
 
-        skip_damaged  go on without segments that changed; `damaged` names them
-        before        what was seen earlier and is not looked at again
+        skip_damaged  go on without damaged segments; `damaged` names them
+        before        an earlier view of the store, whose segments are not checked again
         """
         self.path, self._fs, self._skip_damaged = Path(path), fs or Disk(), skip_damaged
         self.segments: tuple[Segment, ...] = ()
         self.damaged: dict[int, str] = dict(before.damaged) if before else {}
         self._sealed: dict[int, Segment] = dict(before._sealed) if before else {}
         for attempt in range(ATTEMPTS):
-            mark = read_mark(self._fs, self.path)  # first: it tells of what is read next
+            mark = read_mark(self._fs, self.path)  # first: what is read next is at least as new
             self._manifest = manifest.read(self._fs, self.path)
             try:
-                self._look(mark, before)
+                self._read(mark, before)
                 break
             except InputError:  # perhaps a writer was faster: then the manifest has grown
                 if manifest.read(self._fs, self.path) == self._manifest or attempt == ATTEMPTS - 1:
@@ -73,15 +73,15 @@ class Store:
             steps=int(self.lengths.sum()),
             episodes=len(self.lengths),
         )
-        if not self.damaged and self._listing.close not in (None, self.totals):
+        if not self.damaged and self._index.close not in (None, self.totals):
             raise InputError(
                 f"{self.path} holds {tuple(self.totals.model_dump().values())[1:]} segments, "
-                f"steps, episodes; {self._listing.close}"
+                f"steps, episodes; {self._index.close}"
             )
 
-    def later(self) -> "Store":
+    def latest(self) -> "Store":
         """The same store as it is now. Segments that are still there are the same objects."""
-        if self._listing.close is not None or self._is_newest():
+        if self._index.close is not None or self._is_newest():
             return self
         return Store(self.path, fs=self._fs, skip_damaged=self._skip_damaged, before=self)
 
@@ -93,12 +93,12 @@ class Store:
 
     @property
     def header(self) -> Header:
-        return self._listing.header
+        return self._index.header
 
     @property
     def checksum(self) -> str:
-        """SHA-256 of the manifest, which holds the SHA-256 of every segment, and of what tells the
-        open log from all others: its salt and its length."""
+        """SHA-256 of the manifest, which holds the SHA-256 of every segment, and of the salt and
+        length of the open log, which identify its content."""
         digest = hashlib.sha256(self._manifest)
         if self._tail is not None:
             digest.update(self._tail.salt + self._tail.end.to_bytes(8, "little"))
@@ -113,80 +113,70 @@ class Store:
         return np.concatenate([np.empty(0), *(s.episode_returns for s in self.segments)])
 
     @property
-    def versions(self) -> Integers:
-        """[E] of the policies at the first steps."""
-        return np.concatenate([np.empty(0, np.int64), *(s.versions for s in self.segments)])
-
-    @property
-    def last_versions(self) -> Integers:
-        """[E] of the policies at the last steps."""
-        return np.concatenate([np.empty(0, np.int64), *(s.last_versions for s in self.segments)])
-
-    @property
     def keys(self) -> list[AppendKey]:
-        """[E] under which they came; none in a finished data set."""
-        found = [s.keys for s in self.segments if s.keys is not None]
-        return [AppendKey(*row) for rows in found for row in rows.tolist()]
+        """[E] under which the episodes were appended; none in a finished data set."""
+        arrays = [s.keys for s in self.segments if s.keys is not None]
+        return [AppendKey(*row) for rows in arrays for row in rows.tolist()]
 
     @property
     def producers(self) -> Mapping[int, ProducerState]:
-        """Where each slot stands: what a coordinator that lost everything may not fall behind."""
+        """The state of each slot, from which a coordinator that lost its data goes on."""
         return self._tail.producers if self._tail else {}
 
     @property
     def withdrawn(self) -> NDArray[np.bool_] | None:
-        """Which episodes [E] no learner may see any more; None: it may see all."""
-        if not self._listing.withdrawn:
+        """[E] True where an episode must never be sampled again; None: no episode."""
+        if not self._index.withdrawn:
             return None
-        marks = [withdrawn(segment, self._listing.withdrawn) for segment in self.segments]
+        marks = [withdrawn_mask(segment, self._index.withdrawn) for segment in self.segments]
         return np.concatenate([np.empty(0, np.bool_), *marks])
 
     def episodes(self) -> Iterator[Episode]:
         for segment in self.segments:
             yield from episodes_of(segment)
 
-    def _look(self, mark: Watermark | None, before: "Store | None") -> None:
+    def _read(self, mark: Watermark | None, before: "Store | None") -> None:
         if before is not None and self._manifest == before._manifest:
-            self._listing: StoreIndex = before._listing  # long after many rolls: not parsed again
+            self._index: StoreIndex = before._index  # parsing takes long after many rolls
         else:
-            parsed = checked(self._manifest, self.path, mark)
-            self._listing = add_up(parsed.events, self.path / manifest.NAME)
-        for listed in self._listing.segments:
-            if listed.number not in self._sealed.keys() | self.damaged.keys():
-                self._open(listed)
-        numbers = {listed.number for listed in self._listing.segments}
+            parsed = parse_complete(self._manifest, self.path, mark)
+            self._index = index_of(parsed.events, self.path / manifest.NAME)
+        for entry in self._index.segments:
+            if entry.number not in self._sealed.keys() | self.damaged.keys():
+                self._open(entry)
+        numbers = {entry.number for entry in self._index.segments}
         self._sealed = {n: s for n, s in self._sealed.items() if n in numbers}
         self.damaged = {n: why for n, why in self.damaged.items() if n in numbers}
         self._tail = None
-        if self._listing.close is None:
+        if self._index.close is None:
             self._tail = read_tail(
-                self._fs, self.path, self._listing, before._tail if before else None
+                self._fs, self.path, self._index, before._tail if before else None
             )
         tail = self._tail.chunks if self._tail else ()
         self.segments = (*self._sealed.values(), *tail)
 
-    def _open(self, listed: SegmentEntry) -> None:
+    def _open(self, entry: SegmentEntry) -> None:
         try:
-            segment = open_segment(self._fs, self.path / FOLDER, listed, self.header)
+            segment = open_segment(self._fs, self.path / FOLDER, entry, self.header)
         except InputError as error:
-            # A writer that drops a segment says so first: then it is gone, not damaged.
+            # A writer records a drop before it removes files: then the segment is not damaged.
             if not self._skip_damaged or manifest.read(self._fs, self.path) != self._manifest:
                 raise
-            self.damaged[listed.number] = str(error)
-            log.warning("event=segment-damaged number=%d error=%s", listed.number, error)
+            self.damaged[entry.number] = str(error)
+            log.warning("event=segment-damaged number=%d error=%s", entry.number, error)
         else:
-            self._sealed[listed.number] = segment
+            self._sealed[entry.number] = segment
 
 
 def read_producers(path: Path, fs: FS | None = None) -> Mapping[int, ProducerState]:
-    """Where each slot of a live store stands. Looks at no segment, so it is quick."""
+    """The state of each slot of a live store. Reads no segment, so it is quick."""
     fs, name = fs or Disk(), path / manifest.NAME
     for _ in range(ATTEMPTS):
         mark = read_mark(fs, path)
         content = manifest.read(fs, path)
-        listing = add_up(checked(content, path, mark).events, name)
+        index = index_of(parse_complete(content, path, mark).events, name)
         try:
-            return read_tail(fs, path, listing, None).producers
+            return read_tail(fs, path, index, None).producers
         except InputError:
             if manifest.read(fs, path) == content:
                 raise
@@ -194,7 +184,7 @@ def read_producers(path: Path, fs: FS | None = None) -> Mapping[int, ProducerSta
 
 
 class StoreWriter:
-    """Takes whole episodes, seals segments in an empty folder. `write_store` is the safe way in."""
+    """Writes a finished data set into an empty folder. Use `write_store`, which makes it atomic."""
 
     def __init__(self, folder: Path, header: Header, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder, self.header, self._segment_bytes = folder, header, segment_bytes
@@ -209,7 +199,7 @@ class StoreWriter:
         (folder / "segments").mkdir()
 
     def append(self, episode: Episode) -> None:
-        check(episode, self.header, number=self.episodes)
+        check_episode(episode, self.header, number=self.episodes)
         self._open.append(replace(episode, actions=np.clip(episode.actions, -1.0, 1.0)))
         self.episodes += 1
         self.steps += len(episode)
@@ -252,7 +242,7 @@ class StoreWriter:
 def write_store(
     path: Path, header: Header, *, segment_bytes: int = SEGMENT_BYTES
 ) -> Iterator[StoreWriter]:
-    """A writer whose store appears at `path` whole when the block ends, or not at all."""
+    """A writer whose store appears at `path` complete when the block ends, or not at all."""
     with staged_directory(path) as stage:
         writer = StoreWriter(stage, header, segment_bytes=segment_bytes)
         yield writer

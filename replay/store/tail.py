@@ -1,4 +1,4 @@
-"""A live store as other processes see it: its mark, its manifest, the whole frames of its log."""
+"""A live store as other processes see it: watermark, manifest, complete frames of the log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -7,21 +7,21 @@ from pathlib import Path
 from m3pc.types import InputError
 from replay.format import log, manifest
 from replay.format.fs import FS
-from replay.format.index import ProducerState, StoreIndex, add_up
-from replay.format.manifest import DamagedError, Parsed
-from replay.format.segment import Segment, in_memory, joined
+from replay.format.index import ProducerState, StoreIndex, index_of
+from replay.format.manifest import DamagedError, ParsedManifest
+from replay.format.segment import Segment, concatenated, segment_of
 from replay.format.watermark import NAME, Watermark, decode
-from replay.store.producers import following
+from replay.store.producers import state_after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    number: int  # of the log
+    number: int  # of the open log
     salt: bytes
     end: int  # bytes of the log that were read
-    chunks: tuple[Segment, ...]
-    producers: Mapping[int, ProducerState]  # by slot, as they stand after it
-    mark: Watermark | None  # as it was then, if it is this log's
+    chunks: tuple[Segment, ...]  # its episodes, in memory
+    producers: Mapping[int, ProducerState]  # by slot, after these entries
+    mark: Watermark | None  # as it was then; None if it belongs to another log
 
 
 def read_mark(fs: FS, path: Path) -> Watermark | None:
@@ -31,23 +31,23 @@ def read_mark(fs: FS, path: Path) -> Watermark | None:
         return None
 
 
-def read_manifest(fs: FS, path: Path, mark: Watermark | None) -> Parsed:
-    """All that the mark, which was read before it, tells of."""
-    return checked(manifest.read(fs, path), path, mark)
+def read_manifest(fs: FS, path: Path, mark: Watermark | None) -> ParsedManifest:
+    """At least up to where the mark, which was read before, says it is synced."""
+    return parse_complete(manifest.read(fs, path), path, mark)
 
 
-def read_listing(fs: FS, path: Path) -> StoreIndex:
-    """What a store holds now."""
+def read_index(fs: FS, path: Path) -> StoreIndex:
+    """The index of a store as it is now."""
     parsed = read_manifest(fs, path, read_mark(fs, path))
-    return add_up(parsed.events, path / manifest.NAME)
+    return index_of(parsed.events, path / manifest.NAME)
 
 
-def checked(content: bytes, path: Path, mark: Watermark | None) -> Parsed:
-    """A manifest in which nothing is missing but, at its end, what a writer was just writing."""
+def parse_complete(content: bytes, path: Path, mark: Watermark | None) -> ParsedManifest:
+    """A manifest of which at most the last line is incomplete, in a store that is being written."""
     name = path / manifest.NAME
     parsed = manifest.parse(content, name)
     if parsed.events and parsed.events[0].event == "live":
-        if parsed.more or (mark is not None and len(parsed.whole) < mark.manifest):
+        if parsed.more or (mark is not None and len(parsed.complete) < mark.manifest):
             raise DamagedError(name, f"line {len(parsed.events) + 1} is not what was written")
     elif parsed.rest:
         raise InputError(
@@ -59,52 +59,52 @@ def checked(content: bytes, path: Path, mark: Watermark | None) -> Parsed:
     return parsed
 
 
-def read_tail(fs: FS, path: Path, listing: StoreIndex, before: Tail | None) -> Tail:
-    """Up to the mark, if it is this log's; after a crash up to the first frame that is torn."""
-    name = path / log.FOLDER / log.file_name(listing.rolls)
-    mark = read_mark(fs, path)  # first: what it says is in the log that is read next
+def read_tail(fs: FS, path: Path, index: StoreIndex, before: Tail | None) -> Tail:
+    """Read up to the mark, if it belongs to this log; after a crash, to the first torn frame."""
+    name = path / log.FOLDER / log.file_name(index.rolls)
+    mark = read_mark(fs, path)  # first: the log that is read next is at least as long
     try:
         content = memoryview(fs.map(name))
     except OSError:
         raise InputError(f"{name} is missing, but it is the open log of {path}") from None
-    salt = log.read_salt(bytes(content[: log.HEAD.size]), listing.rolls, listing.header)
+    salt = log.read_salt(bytes(content[: log.HEAD.size]), index.rolls, index.header)
     if salt is None:
         raise InputError(f"{name} was changed: its head is not that of this store's open log")
-    if mark is not None and mark.log > listing.rolls:
+    if mark is not None and mark.log > index.rolls:
         raise InputError(f"{name} is not the open log of {path} any more")
-    if mark is not None and (mark.log, mark.salt) != (listing.rolls, salt):
-        mark = None  # left by a crash, or by a writer that has just begun
+    if mark is not None and (mark.log, mark.salt) != (index.rolls, salt):
+        mark = None  # left by a crash, or by a writer that has just started
     limit = len(content) if mark is None else mark.visible
-    if before is None or (before.number, before.salt) != (listing.rolls, salt):
+    if before is None or (before.number, before.salt) != (index.rolls, salt):
         before = Tail(
-            number=listing.rolls,
+            number=index.rolls,
             salt=salt,
             end=log.HEAD.size,
             chunks=(),
-            producers=listing.producers,
+            producers=index.producers,
             mark=None,
         )
-    found = list(log.frames(content[:limit], before.end, listing.header, salt))
-    end = found[-1][1] if found else before.end
+    entries = list(log.frames(content[:limit], before.end, index.header, salt))
+    end = entries[-1][1] if entries else before.end
     if mark is not None and end < mark.durable:
         raise InputError(f"{name} was changed: the frame at byte {end} is damaged")
-    fresh = [(entry.episode, entry.key) for entry, _ in found if entry.episode is not None]
+    fresh = [(entry.episode, entry.key) for entry, _ in entries if entry.episode is not None]
     chunks = before.chunks
     if fresh:
         episodes, keys = zip(*fresh, strict=True)
-        chunks = _merged((*chunks, in_memory(episodes, keys)))
+        chunks = _merged((*chunks, segment_of(episodes, keys)))
     return replace(
         before,
         end=end,
         chunks=chunks,
-        producers={**before.producers, **{e.key.slot: following(e.key) for e, _ in found}},
+        producers={**before.producers, **{e.key.slot: state_after(e.key) for e, _ in entries}},
         mark=mark,
     )
 
 
 def _merged(chunks: tuple[Segment, ...]) -> tuple[Segment, ...]:
-    """As a counter carries: each chunk at least twice the next, so there are few and an episode is
-    copied few times."""
+    """Merge the last chunks until each has at least twice the steps of the next, so that there are
+    few chunks and an episode is copied few times."""
     while len(chunks) > 1 and len(chunks[-2].rewards) < 2 * len(chunks[-1].rewards):
-        chunks = (*chunks[:-2], joined(chunks[-2], chunks[-1]))
+        chunks = (*chunks[:-2], concatenated(chunks[-2], chunks[-1]))
     return chunks

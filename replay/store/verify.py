@@ -1,4 +1,4 @@
-"""Is every byte of a store what was written? Names each file that is not."""
+"""Checks whether every byte of a store is what was written, and names each file that is not."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from pathlib import Path
 from m3pc.types import InputError
 from replay.format import log, manifest
 from replay.format.fs import FS, Disk
-from replay.format.index import SegmentEntry, StoreIndex, add_up
-from replay.format.manifest import DamagedError, Parsed
+from replay.format.index import SegmentEntry, StoreIndex, index_of
+from replay.format.manifest import DamagedError, ParsedManifest
 from replay.format.segment import FOLDER as SEGMENTS
 from replay.format.segment import check_bytes
 from replay.format.watermark import NAME as MARK
@@ -27,19 +27,19 @@ class Finding:
 
 
 def verify(path: Path, *, fs: FS | None = None) -> list[Finding]:
-    """Findings, none where all is well. A store may be verified while it is written: what its
-    writer has just begun is no finding then."""
+    """Findings; none if all is well. A store may be verified while it is being written: what its
+    writer has not finished is no finding then."""
     fs = fs or Disk()
     writing = is_written(fs, path)
     for _ in range(ATTEMPTS if writing else 1):
-        before = _content(fs, path)
-        found = _findings(fs, path, writing)
-        if not found or _content(fs, path) == before:
+        before = _manifest(fs, path)
+        findings = _findings(fs, path, writing)
+        if not findings or _manifest(fs, path) == before:
             break  # otherwise the writer was faster
-    return found
+    return findings
 
 
-def _content(fs: FS, path: Path) -> bytes | None:
+def _manifest(fs: FS, path: Path) -> bytes | None:
     try:
         return fs.read(path / manifest.NAME)
     except OSError:
@@ -48,22 +48,22 @@ def _content(fs: FS, path: Path) -> bytes | None:
 
 def _findings(fs: FS, path: Path, writing: bool) -> list[Finding]:
     name = path / manifest.NAME
-    mark = read_mark(fs, path)  # first: what it tells is in what is read next
+    mark = read_mark(fs, path)  # first: what is read next is at least as new
     try:
         parsed = read_manifest(fs, path, mark)
-        listing = add_up(parsed.events, name)
+        index = index_of(parsed.events, name)
     except InputError as error:
         return [Finding(name, str(error))]
-    found = [finding for listed in listing.segments for finding in damage(fs, path, listed)]
+    findings = [item for entry in index.segments for item in damaged_files(fs, path, entry)]
     if not writing:
-        found += _end(fs, path, listing, parsed, mark) if listing.close is None else []
-        found += _strangers(fs, path, listing)
-    if not found:
+        findings += _end(fs, path, index, parsed, mark) if index.close is None else []
+        findings += _unlisted(fs, path, index)
+    if not findings:
         try:
             Store(path, fs=fs)
         except InputError as error:
-            found = [Finding(_named(error, path), str(error))]
-    return found
+            findings = [Finding(_named(error, path), str(error))]
+    return findings
 
 
 def is_written(fs: FS, path: Path) -> bool:
@@ -77,56 +77,57 @@ def is_written(fs: FS, path: Path) -> bool:
         return False
 
 
-def damage(fs: FS, path: Path, listed: SegmentEntry) -> Iterator[Finding]:
+def damaged_files(fs: FS, path: Path, entry: SegmentEntry) -> Iterator[Finding]:
     """Which of a segment's files are not what was sealed."""
-    for entry in (listed.steps, listed.episodes):
+    for file in (entry.steps, entry.episodes):
         try:
-            check_bytes(fs, path / SEGMENTS, entry)
+            check_bytes(fs, path / SEGMENTS, file)
         except InputError as error:
-            yield Finding(path / SEGMENTS / entry.name, str(error))
+            yield Finding(path / SEGMENTS / file.name, str(error))
 
 
 def _end(
-    fs: FS, path: Path, listing: StoreIndex, parsed: Parsed, mark: Watermark | None
+    fs: FS, path: Path, index: StoreIndex, parsed: ParsedManifest, mark: Watermark | None
 ) -> Iterator[Finding]:
-    """The open log and the mark of a store that nobody writes."""
-    name = path / log.FOLDER / log.file_name(listing.rolls)
-    opened = read_log(fs, path, listing, mark)
+    """Findings in the open log and the mark of a store that is not being written."""
+    name = path / log.FOLDER / log.file_name(index.rolls)
+    opened = read_log(fs, path, index, mark)
     torn = {path / manifest.NAME: len(parsed.rest), name: len(opened.content) - opened.end}
-    if opened.wrong:
+    if opened.damage:
         torn = {}
-        yield Finding(name, str(DamagedError(name, opened.wrong)))
+        yield Finding(name, str(DamagedError(name, opened.damage)))
     for file, count in torn.items():
         if count:
             yield Finding(
-                file, f"{count} bytes at the end are no whole entry; the next writer removes them"
+                file,
+                f"{count} bytes at the end are no complete entry; the next writer cuts them",
             )
-    salt = log.read_salt(opened.content, listing.rolls, listing.header)
+    salt = log.read_salt(opened.content, index.rolls, index.header)
     if mark is None:
-        yield Finding(path / MARK, "it is missing or was changed; the next writer makes it anew")
-    elif not opened.wrong and (mark.log, mark.salt) != (listing.rolls, salt):
-        yield Finding(path / MARK, "it is not of the open log; the next writer makes it anew")
+        yield Finding(path / MARK, "it is missing or was changed; the next writer rewrites it")
+    elif not opened.damage and (mark.log, mark.salt) != (index.rolls, salt):
+        yield Finding(path / MARK, "it is not of the open log; the next writer rewrites it")
 
 
-def files(listing: StoreIndex) -> list[str]:
-    """What a store is made of, by name in its folder."""
-    names = [entry.name for s in listing.segments for entry in (s.steps, s.episodes)]
-    found = [manifest.NAME, *(f"{SEGMENTS}/{name}" for name in names)]
-    if listing.close is None:
-        found += [MARK, f"{log.FOLDER}/{log.file_name(listing.rolls)}"]
-    return found
+def file_names(index: StoreIndex) -> list[str]:
+    """The files that a store consists of, relative to its folder."""
+    names = [entry.name for s in index.segments for entry in (s.steps, s.episodes)]
+    files = [manifest.NAME, *(f"{SEGMENTS}/{name}" for name in names)]
+    if index.close is None:
+        files += [MARK, f"{log.FOLDER}/{log.file_name(index.rolls)}"]
+    return files
 
 
-def _strangers(fs: FS, path: Path, listing: StoreIndex) -> Iterator[Finding]:
-    known = {*files(listing), SEGMENTS} | ({*FOLDERS} if listing.close is None else set())
-    there = set(fs.names(path))
+def _unlisted(fs: FS, path: Path, index: StoreIndex) -> Iterator[Finding]:
+    known = {*file_names(index), SEGMENTS} | ({*FOLDERS} if index.close is None else set())
+    present = set(fs.names(path))
     for folder in (SEGMENTS, log.FOLDER):
-        there |= {f"{folder}/{name}" for name in fs.names(path / folder)}
-    for name in sorted(there - known - {QUARANTINE}):
+        present |= {f"{folder}/{name}" for name in fs.names(path / folder)}
+    for name in sorted(present - known - {QUARANTINE}):
         yield Finding(path / name, "the manifest does not list it; nothing reads it")
 
 
 def _named(error: InputError, path: Path) -> Path:
-    """The file that a message begins with."""
+    """The file with whose path a message begins; the manifest if there is none."""
     first = Path(str(error).split(maxsplit=1)[0])
     return first if first.is_relative_to(path) and first != path else path / manifest.NAME

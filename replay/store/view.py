@@ -14,15 +14,15 @@ EpisodeMask = NDArray[np.bool_]
 
 
 class StoreView(Protocol):
-    """Immutable. A `Store` is one, closed or live; without an episode, `segments` is ()."""
+    """Immutable. A `Store` is a view; without episodes, `segments` is ()."""
 
     @property
     def path(self) -> Path: ...
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Mapped where they are sealed; the newest episodes may be small segments in memory, but
-        few: a batch costs some microseconds for each that it touches."""
+        """Sealed ones are mapped. The newest episodes are in a few small segments in memory: a
+        batch costs some microseconds for each segment that it touches."""
 
     @property
     def lengths(self) -> Integers: ...  # [E]
@@ -32,37 +32,37 @@ class StoreView(Protocol):
 
     @property
     def withdrawn(self) -> EpisodeMask | None:
-        """[E] True where an operator withdrew the episode: it is never drawn. None: nowhere."""
+        """[E] True where an operator withdrew the episode: it is never drawn. None: no episode."""
 
-    def later(self) -> "StoreView":
-        """The same store as it is now: oldest episodes may be gone, new ones come last. A segment
-        that did not change is the same object in both views; a store that did not, the same view.
-        Any thread may ask.
+    def latest(self) -> "StoreView":
+        """The same store as it is now: its oldest episodes may be gone, new ones come last. A
+        segment that did not change is the same object in both views; if nothing changed, so is the
+        view. Any thread may call it.
         """
 
 
 class JoinedView:
-    """Two views as one: the episodes of `first`, then those of `second`."""
+    """Logged and collected episodes as one view, in this order."""
 
-    def __init__(self, first: StoreView, second: StoreView) -> None:
-        self.first, self.second = first, second
-        self.segments = (*first.segments, *second.segments)
-        self.lengths: Integers = np.concatenate([first.lengths, second.lengths])
-        self.episode_returns = np.concatenate([first.episode_returns, second.episode_returns])
-        self.withdrawn: EpisodeMask | None = ~np.concatenate([drawable(first), drawable(second)])
+    def __init__(self, offline: StoreView, online: StoreView) -> None:
+        self.offline, self.online = offline, online
+        self.segments = (*offline.segments, *online.segments)
+        self.lengths: Integers = np.concatenate([offline.lengths, online.lengths])
+        self.episode_returns = np.concatenate([offline.episode_returns, online.episode_returns])
+        self.withdrawn: EpisodeMask | None = ~np.concatenate([drawable(offline), drawable(online)])
 
     @property
     def path(self) -> Path:
-        return self.first.path
+        return self.offline.path
 
-    def later(self) -> "JoinedView":
-        first, second = self.first.later(), self.second.later()
-        same = first is self.first and second is self.second
+    def latest(self) -> "JoinedView":
+        first, second = self.offline.latest(), self.online.latest()
+        same = first is self.offline and second is self.online
         return self if same else JoinedView(first, second)
 
 
 class FirstEpisodes:
-    """The first `count()` episodes of a view; later ones are as if they had been withdrawn."""
+    """The first `count()` episodes of a view; later ones count as withdrawn."""
 
     def __init__(self, view: StoreView, count: Callable[[], int]) -> None:
         self._view, self._count = view, count
@@ -72,8 +72,8 @@ class FirstEpisodes:
         beyond = np.arange(len(view.lengths)) >= self._limit
         self.withdrawn: EpisodeMask | None = beyond | ~drawable(view)
 
-    def later(self) -> "FirstEpisodes":
-        view = self._view.later()
+    def latest(self) -> "FirstEpisodes":
+        view = self._view.latest()
         same = view is self._view and self._count() == self._limit
         return self if same else FirstEpisodes(view, self._count)
 

@@ -1,4 +1,4 @@
-"""Appends from many threads: those that wait together are synced together."""
+"""Appends from many threads: those that wait at the same time share one sync."""
 
 import logging
 import threading
@@ -13,8 +13,8 @@ from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Ack, AckStatus, AppendKey
 from replay.writing.writer import AppendRequest, Writer
 
-MOST_WAITING = 1024  # requests; a producer has one at a time
-MOST_TOGETHER = 256
+MAX_WAITING = 1024  # requests; a producer has one at a time
+MAX_GROUP = 256
 STOP_SECONDS = 30.0
 
 log = logging.getLogger(__name__)
@@ -29,57 +29,63 @@ class PendingCommit(NamedTuple):
 class GroupCommitter:
     """An EpisodeSink that any thread may call. It owns the writer until it is closed.
 
-    While one group is being synced the next one gathers: nobody waits for company, and the more
-    producers there are, the more share a sync.
+    While one group is being synced the next one gathers. No request waits for a group to fill, and
+    the more producers there are, the more of them share a sync.
     """
 
     def __init__(
         self, writer: Writer, *, deadline: float = 10.0, recorder: Recorder | None = None
     ) -> None:
-        self.writer, self._deadline = writer, deadline
+        """`deadline`: seconds after which a caller gets RETRY_LATER instead of the reply."""
+        self.writer, self.deadline = writer, deadline
         self._recorder = recorder or Recorder()
-        self._queue: Queue[PendingCommit | None] = Queue(MOST_WAITING)
-        self._own = threading.Lock()  # of the writer
-        self._thread = threading.Thread(target=self._work, name="appender", daemon=True)
+        self._queue: Queue[PendingCommit | None] = Queue(MAX_WAITING)
+        self._writer_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="appender", daemon=True)
         self._thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """Requests that are in no group yet."""
+        return self._queue.qsize()
+
     def append(self, key: AppendKey, payload: bytes) -> Ack:
-        """Checked here, in the caller's thread; then it waits for its group, not for ever."""
+        """Decode in the caller's thread, then wait for the commit, up to the deadline."""
         return self.commit(self.writer.request(key, payload))
 
     def commit(self, request: AppendRequest, settle: Callable[[], None] = lambda: None) -> Ack:
-        """`settle` is called once, when it is known whether the request is stored: before it is
-        answered, or after its caller was told that nobody knows."""
+        """`settle` is called once, when it is known whether the request is stored: before the
+        reply, or later than a RETRY_LATER that the deadline caused."""
         waiting = PendingCommit(request, Future(), settle)
         begin = time.monotonic()
         try:
-            self._queue.put(waiting, timeout=self._deadline)
+            self._queue.put(waiting, timeout=self.deadline)
         except Full:
             settle()
-            return self._nobody_knows()
+            return self._undecided()
         try:
-            return waiting.answer.result(self._deadline - (time.monotonic() - begin))
+            return waiting.answer.result(self.deadline - (time.monotonic() - begin))
         except TimeoutError:
-            return self._nobody_knows()
+            return self._undecided()
 
-    def _nobody_knows(self) -> Ack:
+    def _undecided(self) -> Ack:
         return Ack(
             status=AckStatus.RETRY_LATER,
             expected=0,
             durability=self.writer.options.durability,
-            reason=f"no answer within {self._deadline:g} seconds; it may be stored or not",
+            reason=f"no answer within {self.deadline:g} seconds; it may be stored or not",
         )
 
     def call(self, action: Callable[[Writer], None]) -> None:
         """Do something else with the writer, between two groups."""
-        with self._own:
+        with self._writer_lock:
             action(self.writer)
 
     def close(self) -> None:
-        """Answer whoever waits, then end in order."""
+        """Reply to all requests that wait, then close the writer."""
         self._queue.put(None, timeout=STOP_SECONDS)
         self._thread.join(STOP_SECONDS)
-        with self._own:
+        with self._writer_lock:
             self.writer.close()
 
     def __enter__(self) -> "GroupCommitter":
@@ -88,35 +94,36 @@ class GroupCommitter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _work(self) -> None:
-        while not self._serve():
+    def _run(self) -> None:
+        while self._commit_group():
             pass
 
-    def _serve(self) -> bool:
-        """One group, which is let go before the next is waited for; whether it was the last."""
-        group, ended = self._gather()
+    def _commit_group(self) -> bool:
+        """Commit one group; False after the last. A function of its own, so that the group's
+        episodes are freed before the next group is waited for."""
+        group, goes_on = self._gather()
         if group:
             self._commit(group)
-        return ended
+        return goes_on
 
     def _gather(self) -> tuple[list[PendingCommit], bool]:
-        """Whoever waits now, one at least; and whether the end was asked for."""
+        """All requests that wait now, one at least; False when `close` was called."""
         group: list[PendingCommit] = []
-        found = self._queue.get()
-        while found is not None:
-            group.append(found)
-            if len(group) == MOST_TOGETHER:
-                return group, False
+        request = self._queue.get()
+        while request is not None:
+            group.append(request)
+            if len(group) == MAX_GROUP:
+                return group, True
             try:
-                found = self._queue.get_nowait()
+                request = self._queue.get_nowait()
             except Empty:
-                return group, False
-        return group, True
+                return group, True
+        return group, False
 
     def _commit(self, group: list[PendingCommit]) -> None:
         begin = time.monotonic()
         try:
-            with self._own:
+            with self._writer_lock:
                 acks = self.writer.commit([waiting.request for waiting in group])
         except Exception as error:
             for waiting in group:

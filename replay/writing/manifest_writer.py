@@ -14,16 +14,17 @@ class BrokenStoreError(OSError):
 
 
 class ManifestWriter:
-    def __init__(self, fs: FS, path: Path, tally: IndexBuilder, size: int, crc: int) -> None:
-        """A manifest of `size` bytes whose last line has the digits `crc`."""
-        self._tally, self.size, self._crc = tally, size, crc
+    def __init__(self, fs: FS, path: Path, builder: IndexBuilder, size: int, crc: int) -> None:
+        """A manifest of `size` bytes whose last line has the checksum `crc`."""
+        self._builder, self.size, self._crc = builder, size, crc
         self._file = fs.append(path / manifest.NAME)
-        self.listing: StoreIndex = tally.listing()
+        self.index: StoreIndex = builder.index()
 
     def record(self, event: AnyEvent) -> None:
-        """Append a line. OSError: there is none; BrokenStoreError: who knows."""
+        """Append a line, synced. After an OSError the manifest is as before; after a
+        BrokenStoreError its end is unknown."""
         line = manifest.encode([event], self._crc)
-        if self.size + len(line) > manifest.LARGEST:  # nobody would read it any more
+        if self.size + len(line) > manifest.MAX_BYTES:  # no reader would accept it
             raise OSError(errno.EFBIG, "the manifest is full; go on with another store")
         try:
             self._file.write([line])
@@ -32,10 +33,11 @@ class ManifestWriter:
             raise
         self._sync()
         self.size, self._crc = self.size + len(line), int(line[:8], 16)
-        self._tally.add(event)
-        self.listing = self._tally.listing()
+        self._builder.add(event)
+        self.index = self._builder.index()
 
     def _cut(self) -> None:
+        """Remove what a failed write left."""
         try:
             self._file.truncate(self.size)
         except OSError as error:
@@ -47,7 +49,7 @@ class ManifestWriter:
     def _sync(self) -> None:
         try:
             self._file.sync()
-        except OSError as error:  # asking again would tell nothing
+        except OSError as error:  # a second sync would prove nothing
             raise BrokenStoreError(error.errno, f"the manifest was not synced: {error}") from None
 
     def close(self) -> None:

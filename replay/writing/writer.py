@@ -1,17 +1,17 @@
-"""The one process that appends to a live store. Every step says what must be on the disk before.
+"""Appends to a live store; one process at a time. What must be on the disk before what:
 
-commit  judge each request, write the frames of those that are new, sync, tell
+commit  judge each request, write the frames of those that are new, sync, acknowledge
 roll    segment files, synced -> their names, synced -> the next log, synced -> a line in the
-        manifest, synced -> the old log may go
-drop    a line in the manifest, synced -> the files may go
+        manifest, synced -> the old log may be removed
+drop    a line in the manifest, synced -> the files may be removed
 """
 
 import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -26,39 +26,36 @@ from replay.format.manifest import AnyEvent, Drop, Header, Quarantine, Roll, Wit
 from replay.format.payload import PayloadError, decode
 from replay.format.schema import FORMAT
 from replay.format.segment import FOLDER as SEGMENTS
-from replay.format.segment import check_bytes, write_segment
+from replay.format.segment import write_segment
 from replay.format.watermark import NAME as MARK
 from replay.format.watermark import Watermark
 from replay.store import recovery
-from replay.store.producers import Producers, following
-from replay.store.recovery import QUARANTINE
+from replay.store.producers import Producers, state_after
 from replay.writing.manifest_writer import BrokenStoreError, ManifestWriter
+from replay.writing.quarantine import find_damage, move_files
+from replay.writing.retention import RetentionLimits
 
-FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # pass when somebody makes room
+FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors that pass when there is room again
 
-LOCK_PAUSES: Final = (0.01, 0.05, 0.2, 0.2, 0.0)  # seconds
+LOCK_PAUSES: Final = (0.01, 0.05, 0.2, 0.2, 0.0)  # seconds between attempts
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriterOptions:
+class WriterOptions(RetentionLimits):
     durability: Durability = "fsync"
     segment_bytes: int = 64 << 20  # of log, after which it becomes a segment
-    keep_bytes: int | None = None  # of segments at most; the oldest go first
-    keep_episodes: int | None = None  # at least; older segments go
-    low_space: int = 2 << 30  # free bytes below which the oldest go too, if any may
-    no_space: int = 512 << 20  # free bytes below which nothing is taken
-    most_refused: int = 100  # episodes of one incarnation, after which it is shut out
+    max_refused: int = 100  # episodes of one incarnation, after which it is fenced
 
 
 class AppendRequest(NamedTuple):
     key: AppendKey
-    content: Episode | PayloadError  # what its payload holds, or why it holds nothing
+    content: Episode | PayloadError  # what its payload holds, or why it is invalid
 
 
 class Writer:
-    """An EpisodeSink on a disk, for one thread. `Appender` serves many."""
+    """An EpisodeSink on a disk, for one thread. `GroupCommitter` serves many."""
 
     def __init__(
         self,
@@ -70,15 +67,16 @@ class Writer:
         salts: Salts = os.urandom,
         accept_loss: bool = False,
     ) -> None:
-        """Make the store, or recover it: all that was acknowledged is there again.
+        """Create the store, or recover it with everything that was acknowledged.
 
-        accept_loss  go on although acknowledged bytes are damaged or gone; those are set aside
+        accept_loss  open it although acknowledged bytes are damaged or missing; damaged files are
+                     set aside
         """
         self.path, self.options = Path(path), options or WriterOptions()
         self._fs, self._salts = fs or Disk(), salts
         self._broken: str | None = None
         header = header.model_copy(update={"event": "live", "format": FORMAT})
-        self._unlock = _locked(self._fs, self.path)
+        self._unlock = _lock_folder(self._fs, self.path)
         try:
             self._recover(header, accept_loss)
         except BaseException:
@@ -89,60 +87,59 @@ class Writer:
         fs, path = self._fs, self.path
         if manifest.NAME not in fs.names(path):
             recovery.create(fs, path, header, self._salts)
-        found = recovery.find(fs, path, accept_loss=accept_loss)
-        if found.listing.header.format != FORMAT:
+        recovered = recovery.find(fs, path, accept_loss=accept_loss)
+        index = recovered.index
+        if index.header.format != FORMAT:
             raise InputError(
-                f"{path} has format {found.listing.header.format}, of an older version of m3pc: "
-                f"it can be read and exported, but not changed; this version writes format "
-                f"{FORMAT}; give another folder"
+                f"{path} has format {index.header.format}, of an older version of m3pc: it can be "
+                f"read and exported, but not changed; this version writes format {FORMAT}; give "
+                "another folder"
             )
-        if found.listing.header != header:
+        if index.header != header:
             raise InputError(
-                f"{path} was made for {found.listing.header.model_dump_json()}, not for "
+                f"{path} was made for {index.header.model_dump_json()}, not for "
                 f"{header.model_dump_json()}; give another folder or the same settings"
             )
-        self._log: Log = recovery.renew(fs, path, found, self._salts)
+        self._log: Log = recovery.renew(fs, path, recovered, self._salts)
         self._durable = self._log.end
-        self._ledger = ManifestWriter(fs, path, found.tally, len(found.manifest), found.crc)
-        self._entries: list[LogEntry] = found.entries
-        self._producers = Producers(found.listing.producers, self.options.most_refused)
-        self._producers.advance(found.entries)
-        self.totals = found.listing.totals.plus(_totals(found.entries))
+        self._manifest = ManifestWriter(
+            fs, path, recovered.builder, len(recovered.manifest), recovered.crc
+        )
+        self.open_entries: list[LogEntry] = recovered.entries  # all that the open log holds
+        self.producers = Producers(index.producers, self.options.max_refused)
+        self.producers.advance(recovered.entries)
+        self.totals = index.totals.plus(_totals(recovered.entries))
         self._mark: File = _open_mark(fs, path)
         self._write_mark()
-        for listed in found.lost:
-            self.quarantine(listed.number, "damaged or missing when the store was opened")
-        self.torn_bytes = found.torn_manifest + found.torn_log  # that a crash had left
+        for entry in recovered.lost:
+            self.quarantine(entry.number, "damaged or missing when the store was opened")
+        self.torn_bytes = recovered.torn_manifest + recovered.torn_log  # left by a crash
         log.info(
             "event=store-opened path=%s segments=%d frames=%d torn_bytes=%d lost_segments=%d",
             path,
-            len(self.listing.segments),
-            len(found.entries),
+            len(self.index.segments),
+            len(recovered.entries),
             self.torn_bytes,
-            len(found.lost),
+            len(recovered.lost),
         )
 
     @property
     def header(self) -> Header:
-        return self.listing.header
+        return self.index.header
 
     @property
-    def listing(self) -> StoreIndex:
-        return self._ledger.listing
+    def index(self) -> StoreIndex:
+        return self._manifest.index
 
     @property
     def size(self) -> int:
         """Bytes of the segments and the open log."""
-        return sum(listed.bytes for listed in self.listing.segments) + self._log.end
+        return sum(entry.bytes for entry in self.index.segments) + self._log.end
 
     @property
     def steps(self) -> int:
-        """In the store now."""
-        return self.totals.steps - self.listing.gone_steps
-
-    def producer(self, slot: int) -> ProducerState:
-        """Where a slot stands, for whoever hands out incarnations."""
-        return self._producers[slot]
+        """How many are in the store now."""
+        return self.totals.steps - self.index.removed_steps
 
     # Appending
 
@@ -150,47 +147,49 @@ class Writer:
         return self.commit([self.request(key, payload)])[0]
 
     def request(self, key: AppendKey, payload: bytes) -> AppendRequest:
-        """The costly part of an append; it needs nothing of the writer that changes."""
+        """Check and decode the payload, the costly part of an append. Any thread may call it."""
         try:
             return AppendRequest(key, decode(payload, self.header))
         except PayloadError as error:
             return AppendRequest(key, error)
 
     def commit(self, requests: Sequence[AppendRequest]) -> list[Ack]:
-        """What becomes of each; those that are new are synced together."""
-        self.require_whole()
-        if not self._make_room():
-            return self._all_later(requests, "the disk is almost full")
-        acks, entries = self._judge(requests)
+        """One reply for each request; the episodes that are new are synced together."""
+        self.require_working()
+        problem = self._make_room()
+        if not problem:
+            acks, entries = self._judge(requests)
+            problem = self._save(entries) if entries else ""
+        if problem:
+            return [self.retry_later(request.key, problem) for request in requests]
         if entries:
-            full = self._save(entries)
-            if full:
-                return self._all_later(requests, full)
-            self._producers.advance(entries)
-            self._entries += entries
+            self.producers.advance(entries)
+            self.open_entries += entries
             self.totals = self.totals.plus(_totals(entries))
             self._write_mark()
-            self._roll_if_due()
+            if self._log.end >= self.options.segment_bytes:
+                with self._postponing("event=roll-postponed log=%d error=%s", self._log.number):
+                    self._roll()
         return acks
 
-    def early(self, key: AppendKey) -> Ack | None:
-        """The answer to whatever is not the next of its producer: it needs no payload and writes
-        nothing. Any thread may ask."""
-        self.require_whole()
-        status, expected, reason = self._producers.judge(key, {})
+    def reply_without_payload(self, key: AppendKey) -> Ack | None:
+        """The reply to a key that is not the next of its producer, which needs no payload and
+        writes nothing; None for the next key. Any thread may ask."""
+        self.require_working()
+        status, expected, reason = self.producers.judge(key, {})
         return None if status is AckStatus.DURABLE else self._ack(status, expected, reason)
 
-    def later(self, key: AppendKey, reason: str) -> Ack:
-        return self._ack(AckStatus.RETRY_LATER, self._producers.expected(key), reason)
+    def retry_later(self, key: AppendKey, reason: str) -> Ack:
+        return self._ack(AckStatus.RETRY_LATER, self.producers.expected(key), reason)
 
     def _judge(self, requests: Sequence[AppendRequest]) -> tuple[list[Ack], list[LogEntry]]:
-        """The answers, if all goes well, and what must be in the log before they are given."""
+        """The replies, and the entries that must be in the log before they may be sent."""
         ahead: dict[int, ProducerState] = {}
         acks, entries = [], []
         for key, content in requests:
-            status, expected, reason = self._producers.judge(key, ahead)
+            status, expected, reason = self.producers.judge(key, ahead)
             if status is AckStatus.DURABLE:
-                ahead[key.slot] = following(key)
+                ahead[key.slot] = state_after(key)
                 if isinstance(content, PayloadError):
                     status, reason = AckStatus.REJECTED, str(content)
                     entries.append(LogEntry(key, None, content.code))
@@ -200,82 +199,51 @@ class Writer:
         return acks, entries
 
     def _save(self, entries: list[LogEntry]) -> str:
-        """Nothing if they are as safe as was asked for, or why there is no room for them now."""
+        """Empty once the entries are as durable as the options say; otherwise why there is no room
+        for them now."""
         try:
-            if self._log.doubtful:
-                self._roll()
-            self._write_and_sync(entries)
-            return ""
+            self._retry_once(lambda: self._write_and_sync(entries), "event=sync-failed")
         except OSError as error:
-            self.require_whole()
-            if error.errno in FULL and not self._log.doubtful:
-                return str(error)
-            log.error("event=sync-failed log=%d error=%s", self._log.number, error)
-        return self._save_elsewhere(entries)
-
-    def _save_elsewhere(self, entries: list[LogEntry]) -> str:
-        """After a failed sync nobody knows what the log's end is. All that was acknowledged is in
-        memory too: it becomes a segment, and what is new goes to the next log."""
-        self._log.doubtful = True
-        try:
-            self._roll()
-            self._write_and_sync(entries)
-            return ""
-        except OSError as error:
-            self.require_whole()
-            if error.errno in FULL:
-                return str(error)
-            raise self._break(error) from error
+            self.require_working()
+            return str(error)
+        return ""
 
     def _write_and_sync(self, entries: list[LogEntry]) -> None:
-        self._log.write(entries)
-        if self.options.durability == "fsync":
-            self._log.sync()
-            self._durable = self._log.end
+        """After a failed sync the end of the log is unknown. All that was acknowledged is in memory
+        too: it becomes a segment, and what is new goes to the next log."""
+        if self._log.doubtful:
+            self._roll()
+        try:
+            self._log.write(entries)
+            if self.options.durability == "fsync":
+                self._log.sync()
+                self._durable = self._log.end
+        except OSError as error:
+            self._log.doubtful |= error.errno not in FULL
+            raise
 
     # Segments
 
     def roll(self) -> None:
-        """Make a segment of the log now."""
-        self.require_whole()
-        if self._entries:
+        """Make a segment of the open log now."""
+        self.require_working()
+        if self.open_entries:
             self._roll()
-
-    def _roll_if_due(self) -> None:
-        if self._log.end < self.options.segment_bytes:
-            return
-        try:
-            self._roll()
-        except OSError as error:
-            self.require_whole()
-            log.warning("event=roll-postponed log=%d error=%s", self._log.number, error)
 
     def _roll(self) -> None:
-        """Twice, but for a full disk: each trial writes everything anew."""
-        try:
-            self._roll_once()
-        except OSError as error:
-            self.require_whole()
-            if error.errno in FULL:
-                raise
-            log.error("event=roll-failed log=%d error=%s", self._log.number, error)
-            try:
-                self._roll_once()
-            except OSError as again:
-                if again.errno in FULL:
-                    raise
-                raise self._break(again) from again
+        self._retry_once(self._roll_once, "event=roll-failed")
 
     def _roll_once(self) -> None:
+        """One attempt, which writes every file from the beginning."""
         number, folder = self._log.number, self.path / logs.FOLDER
-        kept = [(e.key, e.episode) for e in self._entries if e.episode is not None]
+        kept = [(e.key, e.episode) for e in self.open_entries if e.episode is not None]
         steps, episodes = (
-            write_segment(self._fs, self.path, number, kept, self.listing) if kept else (None, None)
+            write_segment(self._fs, self.path, number, kept, self.index) if kept else (None, None)
         )
         name = folder / logs.file_name(number + 1)
         next_log = logs.create(self._fs, name, number + 1, self.header, self._salts)
-        slots = sorted({entry.key.slot for entry in self._entries})
-        totals = _totals(self._entries)
+        slots = sorted({entry.key.slot for entry in self.open_entries})
+        totals = _totals(self.open_entries)
         try:
             self._fs.sync_folder(folder)
             self._record(
@@ -283,60 +251,39 @@ class Writer:
                     number=number,
                     steps=steps,
                     episodes=episodes,
-                    refused=len(self._entries) - len(kept),
+                    refused=len(self.open_entries) - len(kept),
                     terminated=totals.terminated,
                     truncated=totals.truncated,
-                    producers=[(slot, *self._producers[slot]) for slot in slots],
+                    producers=[(slot, *self.producers[slot]) for slot in slots],
                 )
             )
         except OSError:
             next_log.close()
             raise
         self._log.close()
-        self._log, self._durable, self._entries = next_log, next_log.end, []
+        self._log, self._durable, self.open_entries = next_log, next_log.end, []
         self._write_mark()
         self._remove([folder / logs.file_name(number)])
-        self._retain()
+        self._drop_when_possible(self.options.beyond_limits(self.index.segments))
 
-    # Room
+    def _make_room(self) -> str:
+        """Drop the oldest segment where space is low. Empty, or why nothing can be appended."""
+        free = self._fs.free_bytes(self.path)
+        self._drop_when_possible(self.options.to_make_room(self.index.segments, free))
+        return "the disk is almost full" if free < self.options.no_space else ""
 
-    def _retain(self) -> None:
-        """Drop the oldest segments that the options do not keep."""
-        segments, options = list(self.listing.segments), self.options
-        gone = []
-        while segments and (
-            (options.keep_bytes is not None and sum(s.bytes for s in segments) > options.keep_bytes)
-            or (
-                options.keep_episodes is not None
-                and sum(s.episodes.rows for s in segments[1:]) >= options.keep_episodes
-            )
-        ):
-            gone.append(segments.pop(0).number)
-        if gone:
-            self._drop_quietly(gone)
-
-    def _make_room(self) -> bool:
-        """Whether there is room, after the oldest segment went where room is low."""
-        free, options = self._fs.free_bytes(self.path), self.options
-        may_drop = options.keep_bytes is not None or options.keep_episodes is not None
-        if free < options.low_space and may_drop and len(self.listing.segments) > 1:
-            self._drop_quietly([self.listing.segments[0].number])
-        return free >= options.no_space
-
-    def _drop_quietly(self, numbers: Sequence[int]) -> None:
-        """If there is no room for the line in the manifest, the next time will do."""
-        try:
-            self.drop(numbers, "retention")
-        except OSError as error:
-            self.require_whole()
-            log.warning("event=retention-postponed segments=%s error=%s", numbers, error)
+    def _drop_when_possible(self, numbers: Sequence[int]) -> None:
+        """If there is no room for the line in the manifest, the next roll drops them."""
+        if numbers:
+            with self._postponing("event=retention-postponed segments=%s error=%s", numbers):
+                self.drop(numbers, "retention")
 
     def drop(
         self, numbers: Sequence[int], reason: Literal["retention", "operator"] = "operator"
     ) -> None:
-        """Forget segments. Their producers' sequence numbers stay used."""
-        self.require_whole()
-        known = {listed.number: listed for listed in self.listing.segments}
+        """Remove segments. Their producers' sequence numbers stay used."""
+        self.require_working()
+        known = {entry.number: entry for entry in self.index.segments}
         unknown = sorted(set(numbers) - known.keys())
         if unknown:
             raise InputError(
@@ -347,38 +294,29 @@ class Writer:
         files = [entry for n in numbers for entry in (known[n].steps, known[n].episodes)]
         self._remove([self.path / SEGMENTS / entry.name for entry in files])
 
-    def withdraw(self, slot: int, incarnation: int | None = None) -> None:
-        self.require_whole()
+    def withdraw_producer(self, slot: int, incarnation: int | None = None) -> None:
+        """Nothing that it sent is ever sampled again. None: all incarnations, later ones too."""
+        self.require_working()
         self._record(Withdraw(slot=slot, incarnation=incarnation))
 
     def quarantine(self, number: int, reason: str) -> None:
-        """Set a damaged segment aside: it is no part of the store any more, but nothing is lost."""
-        self.require_whole()
-        (listed,) = [s for s in self.listing.segments if s.number == number]
+        """Take a damaged segment out of the store; its files are kept in quarantine."""
+        self.require_working()
+        (entry,) = [s for s in self.index.segments if s.number == number]
         self._record(Quarantine(number=number, reason=reason[:500]))
         log.error("event=segment-quarantined number=%d reason=%s", number, reason)
-        for entry in (listed.steps, listed.episodes):
-            if entry.name in self._fs.names(self.path / SEGMENTS):
-                recovery.set_aside(self._fs, self.path, entry.name)
-        for folder in (SEGMENTS, QUARANTINE):
-            self._fs.sync_folder(self.path / folder)
+        move_files(self._fs, self.path, entry)
 
-    def damage(self, number: int) -> str:
-        """What is wrong with a segment's files; nothing if it is whole or not there any more. Only
-        reads: any thread may ask."""
-        for listed in self.listing.segments:
-            if listed.number == number:
-                try:
-                    for entry in (listed.steps, listed.episodes):
-                        check_bytes(self._fs, self.path / SEGMENTS, entry)
-                except InputError as error:
-                    return str(error)
-        return ""
+    def check_segment(self, number: int) -> str:
+        """What is wrong with a segment's files; empty if nothing is or the segment is gone. Any
+        thread may ask."""
+        entries = [entry for entry in self.index.segments if entry.number == number]
+        return find_damage(self._fs, self.path, entries[0]) if entries else ""
 
     # State
 
     def close(self) -> None:
-        """End in order: from then on not a byte may be missing or added."""
+        """End in order: the mark says so, and any byte that changes later is damage."""
         try:
             if not self._broken and not self._log.doubtful:
                 if self._durable < self._log.end:
@@ -386,7 +324,7 @@ class Writer:
                     self._durable = self._log.end
                 self._write_mark(closed=True)
         finally:
-            for file in (self._log, self._ledger, self._mark):
+            for file in (self._log, self._manifest, self._mark):
                 with suppress(OSError):
                     file.close()
             self._unlock()
@@ -399,19 +337,19 @@ class Writer:
 
     def _record(self, event: AnyEvent) -> None:
         try:
-            self._ledger.record(event)
+            self._manifest.record(event)
         except BrokenStoreError as error:
             raise self._break(error) from error
         self._write_mark()
 
     def _write_mark(self, *, closed: bool = False) -> None:
-        """Nobody waits for it, and nothing that was promised depends on it."""
+        """Not synced, unless the store is closed: no promise depends on it."""
         mark = Watermark(
             log=self._log.number,
             salt=self._log.salt,
             visible=self._log.end,
             durable=self._durable,
-            manifest=self._ledger.size,
+            manifest=self._manifest.size,
             closed=closed,
         )
         try:
@@ -422,7 +360,7 @@ class Writer:
             log.warning("event=mark-not-written error=%s", error)
 
     def _remove(self, paths: Sequence[Path]) -> None:
-        """Files that count no more; if that fails now, opening the store does it."""
+        """Remove files that the store no longer uses; if that fails, the next opening does it."""
         try:
             for path in paths:
                 self._fs.unlink(path)
@@ -436,17 +374,42 @@ class Writer:
             status=status, expected=expected, durability=self.options.durability, reason=reason
         )
 
-    def _all_later(self, requests: Sequence[AppendRequest], reason: str) -> list[Ack]:
-        return [self.later(request.key, reason) for request in requests]
+    def _retry_once(self, action: Callable[[], None], event: str) -> None:
+        """Run `action`, and once more if the disk fails; a second failure breaks the store. A full
+        disk raises OSError instead, at once if the log is intact: room may come."""
+        try:
+            action()
+        except OSError as error:
+            self.require_working()
+            if error.errno in FULL and not self._log.doubtful:
+                raise
+            log.error("%s log=%d error=%s", event, self._log.number, error)
+            try:
+                action()
+            except OSError as again:
+                self.require_working()
+                if again.errno in FULL:
+                    raise
+                raise self._break(again) from again
+
+    @contextmanager
+    def _postponing(self, message: str, what: object) -> Iterator[None]:
+        """The block may fail while the disk is full: it is tried again later, by another call."""
+        try:
+            yield
+        except OSError as error:
+            self.require_working()
+            log.warning(message, what, error)
 
     def _break(self, error: OSError) -> BrokenStoreError:
+        """From now on every call fails with the error that is returned."""
         self._broken = f"{self.path} cannot be written any more: {error}; look at the disk, then "
         self._broken += "start again: what was acknowledged is safe"
         log.critical("event=store-broken path=%s error=%s", self.path, error)
         return BrokenStoreError(error.errno, self._broken)
 
-    def require_whole(self) -> None:
-        """BrokenStoreError once nothing more can be promised."""
+    def require_working(self) -> None:
+        """BrokenStoreError once the disk has failed twice: nothing more can be promised."""
         if self._broken:
             raise BrokenStoreError(errno.EIO, self._broken)
 
@@ -469,15 +432,15 @@ def _open_mark(fs: FS, path: Path) -> File:
     return mark
 
 
-def _locked(fs: FS, path: Path) -> Callable[[], None]:
-    """The folder, made where there is none, for nobody else."""
+def _lock_folder(fs: FS, path: Path) -> Callable[[], None]:
+    """Lock the folder, made where there is none; the result unlocks it."""
     try:
         if path.name not in fs.names(path.parent):
             fs.make_folder(path)
             fs.sync_folder(path.parent)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"{path} cannot be made: {path.parent} is no folder; make it") from None
-    for pause in LOCK_PAUSES:  # who only looks whether there is a writer is gone at once
+    for pause in LOCK_PAUSES:  # a reader that only checks for a writer holds the lock for a moment
         try:
             return fs.lock(path, shared=False)
         except BlockingIOError:

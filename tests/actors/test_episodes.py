@@ -31,7 +31,7 @@ def play(
     **options: Any,
 ) -> list[Rollout]:
     with closing(make_vector(env_id, slots, processes=processes)) as envs:
-        return list(rollouts(envs, planner, starts, window=8, horizon=4, **options))
+        return list(rollouts(envs, planner, starts, **options))
 
 
 def test_the_order_of_the_ends_decides_the_order_of_the_episodes() -> None:
@@ -55,10 +55,10 @@ def test_an_episode_holds_what_happened() -> None:
     assert (episode.seed, episode.version) == (1, 3)
     parts = (episode.states, episode.actions, episode.rewards)
     assert {part.dtype for part in parts} == {np.dtype(np.float32)}
-    assert rollout.conditions.tolist() == [100, 99, 98]
-    assert rollout.utilities.tolist() == [1, 1, 1]
-    assert rollout.effective.tolist() == [2, 2, 2]
-    assert np.isnan(rollout.spread).tolist() == [True] * 3
+    assert rollout.planning.target_returns.tolist() == [100, 99, 98]
+    assert rollout.planning.utilities.tolist() == [1, 1, 1]
+    assert rollout.planning.effective_candidates.tolist() == [2, 2, 2]
+    assert np.isnan(rollout.planning.utility_std).tolist() == [True] * 3
 
 
 def test_the_planner_is_asked_once_a_step_about_running_slots_only() -> None:
@@ -105,12 +105,12 @@ def test_starts_are_taken_only_when_a_slot_is_free() -> None:
             yield 0, number
 
     with closing(make_vector(COUNTDOWN, 3)) as envs:
-        endlessly = rollouts(envs, FakePlanner(1), endless(), window=8, horizon=4)
+        endlessly = rollouts(envs, FakePlanner(1), endless())
         assert [rollout.number for rollout in islice(endlessly, 5)] == [0, 1, 2, 3, 4]
     assert taken == [0, 1, 2, 3, 4, 5]
 
 
-def test_no_starts_give_no_episodes_and_no_questions() -> None:
+def test_no_starts_give_no_episodes_and_no_requests() -> None:
     planner = FakePlanner(1)
     assert play(COUNTDOWN, [], slots=2, planner=planner) == []
     assert planner.asked == []
@@ -122,7 +122,7 @@ def test_an_episode_has_the_version_of_its_first_decision() -> None:
     assert [rollout.episode.version for rollout in played] == [7, 9, 14]
 
 
-def test_exploring_is_said_to_the_planner() -> None:
+def test_the_planner_is_asked_to_explore_only_on_request() -> None:
     for explore in (False, True):
         planner = FakePlanner(1)
         play(COUNTDOWN, [(0, 0)], slots=1, planner=planner, explore=explore)
@@ -163,12 +163,12 @@ def test_an_episode_is_the_one_that_collect_plays(env_id: str, actions: int) -> 
     with closing(make(env_id)) as env:
         policy = Replayed(planner, planning_seed)
         expected = single_env.rollout(env, policy, seed=reset_seed, rng=None, version=3)
-    found = rollout.episode
-    assert found.states.tobytes() == expected.states.tobytes()
-    assert found.actions.tobytes() == expected.actions.tobytes()
-    assert found.rewards.tobytes() == expected.rewards.tobytes()
-    assert (found.terminated, found.truncated) == (expected.terminated, expected.truncated)
-    assert (found.seed, found.version) == (expected.seed, expected.version)
+    episode = rollout.episode
+    assert episode.states.tobytes() == expected.states.tobytes()
+    assert episode.actions.tobytes() == expected.actions.tobytes()
+    assert episode.rewards.tobytes() == expected.rewards.tobytes()
+    assert (episode.terminated, episode.truncated) == (expected.terminated, expected.truncated)
+    assert (episode.seed, episode.version) == (expected.seed, expected.version)
 
 
 class Replayed:
@@ -183,7 +183,7 @@ class Replayed:
 
 def as_bytes(rollout: Rollout) -> tuple[int, ...] | tuple[Any, ...]:
     episode = rollout.episode
-    arrays = (episode.states, episode.actions, episode.rewards, rollout.conditions)
+    arrays = (episode.states, episode.actions, episode.rewards, rollout.planning.target_returns)
     ends = (episode.terminated, episode.truncated, episode.seed, episode.version)
     return rollout.number, *ends, *(array.tobytes() for array in arrays)
 
@@ -205,7 +205,7 @@ def test_environments_without_a_limit_of_steps_are_refused() -> None:
         closing(make_vector("Pendulum-v1", 1, max_episode_steps=-1)) as envs,
         pytest.raises(InputError, match="max_episode_steps"),
     ):
-        next(rollouts(envs, FakePlanner(1), [(0, 0)], window=8, horizon=4))
+        next(rollouts(envs, FakePlanner(1), [(0, 0)]))
 
 
 def test_actors_load_neither_torch_nor_ray() -> None:

@@ -1,4 +1,4 @@
-"""The benchmark of success rates: what it reads from finished trials, and what it says of them."""
+"""The benchmark of success rates: reading finished trials, and the table of them."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import manipulation
+from benchmarks import manipulation, plots
 from benchmarks.manipulation import FRESH_SEED, TUNING_SEED, Job
 
 TRIALS = {  # by run and planner: which of four trials succeeded
@@ -19,14 +19,20 @@ TRIALS = {  # by run and planner: which of four trials succeeded
 }
 
 
-def kept(path: Path, seed: int = FRESH_SEED, settings: str = "", ratio: float = 1.0) -> None:
+def write_trials(
+    path: Path, seed: int = FRESH_SEED, settings: str = "", ratio: float = 1.0
+) -> None:
     with path.open("a", encoding="utf-8") as file:
-        for (run, method), won in TRIALS.items():
+        for (run, method), successes in TRIALS.items():
             job = Job(run=run, method=method, ratio=ratio, settings=settings, seed=seed, episodes=4)
-            lengths = [40 if each else 400 for each in won]
-            found = {"engine": "an engine", "successes": won, "lengths": lengths, "returns": won}
-            found["effective"] = [10 * (1 + int(run[-1])) + number for number in range(4)]
-            file.write("\n" + json.dumps({"job": asdict(job), "found": found}))
+            row = {
+                "engine": "an engine",
+                "successes": successes,
+                "lengths": [40 if success else 400 for success in successes],
+                "returns": successes,
+                "effective": [10 * (1 + int(run[-1])) + number for number in range(4)],
+            }
+            file.write("\n" + json.dumps({"job": asdict(job), "found": row}))
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -42,7 +48,7 @@ def cells(out: str, method: str) -> list[str]:
 def test_runs_of_one_name_are_a_row_with_a_difference_paired_by_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept(tmp_path / "results.jsonl")
+    write_trials(tmp_path / "results.jsonl")
     picture = tmp_path / "rates.png"
     command(monkeypatch, "show", tmp_path / "results.jsonl", "--png", picture)
     out = capsys.readouterr().out
@@ -54,34 +60,34 @@ def test_runs_of_one_name_are_a_row_with_a_difference_paired_by_trial(
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_other_settings_are_bars_of_their_own(
+def test_other_settings_have_bars_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results, drawn = tmp_path / "results.jsonl", dict[str, Any]()
-    kept(results)
-    kept(results, settings="planner.utility=raw", ratio=0.9)
-    monkeypatch.setattr("m3pc.plots.success_rates", lambda path, bars, title: drawn.update(bars))
+    write_trials(results)
+    write_trials(results, settings="planner.utility=raw", ratio=0.9)
+    monkeypatch.setattr(plots, "success_rates", lambda path, bars, title: drawn.update(bars))
     command(monkeypatch, "show", results, "--png", tmp_path / "rates.png")
     names = ["rcbc", "q", "rcbc@0.9 planner.utility=raw", "q@0.9 planner.utility=raw"]
     assert list(drawn["lift"]) == names
 
 
-def test_what_was_tuned_on_is_not_reported(
+def test_trials_of_tuning_are_not_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "results.jsonl"
-    kept(results, seed=TUNING_SEED)
+    write_trials(results, seed=TUNING_SEED)
     command(monkeypatch, "show", results, "--tuning")
     assert f"seed {TUNING_SEED} " in capsys.readouterr().out
     with pytest.raises(SystemExit, match="no trials"):
         command(monkeypatch, "show", results)
 
 
-def test_trials_that_were_played_are_not_played_again(
+def test_finished_trials_are_not_played_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = tmp_path / "results.jsonl"
-    kept(results)
+    write_trials(results)
     before = results.read_bytes()
     words = ["play", "runs/lift-0", "runs/lift-1", "--planner", "rcbc", "q", "--trials", 4]
     command(monkeypatch, *words, "--out", results)  # there are no such runs to play

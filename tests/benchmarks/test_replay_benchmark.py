@@ -1,4 +1,4 @@
-"""The benchmark of the live store runs, counts what it says it counts, and loses nothing."""
+"""The benchmark of the live store runs, counts correctly, and loses no episode."""
 
 import json
 import sys
@@ -15,9 +15,9 @@ def test_every_episode_of_the_benchmark_is_stored_once(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["replay", "--quick", "--dir", str(tmp_path)])
     replay.main()
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    numbers = json.loads(capsys.readouterr().out.splitlines()[-1])
     sampling, appending, protections = (
-        found[name] for name in ("sampling", "appending", "protections")
+        numbers[name] for name in ("sampling", "appending", "protections")
     )
     rows = appending["rows"]
     audits = [
@@ -41,7 +41,7 @@ def test_every_episode_of_the_benchmark_is_stored_once(
         True,
         True,
     ]
-    assert all(row["pieces"] > 0 for row in (*loads.values(), protections["on"]))
+    assert all(row["windows"] > 0 for row in (*loads.values(), protections["on"]))
     assert loads["still"]["refreshes"] == 0
     assert protections["on_of_off"][1] > 0
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The doctor: every check is reported, no check takes it down."""
+"""The doctor: every check is reported, and no failing check ends the report."""
 
 import json
 import os
@@ -21,7 +21,6 @@ from m3pc.cli.doctor import (
     declared,
     disk,
     doctor,
-    examine,
     exit_code,
     packages,
     probe,
@@ -29,6 +28,7 @@ from m3pc.cli.doctor import (
     python_version,
     rendering,
     run,
+    run_checks,
     torch_back_ends,
 )
 
@@ -40,31 +40,33 @@ app = typer.Typer()
 app.command()(doctor)
 
 
-def test_a_probe_that_dies_by_a_signal_is_reported_with_what_it_said_before() -> None:
+def test_a_probe_that_dies_by_a_signal_is_reported_with_its_earlier_output() -> None:
     assert probe(ILL, os.environ) == ProbeResult("before", "dies with SIGILL")
 
 
-def test_a_probe_that_hangs_is_ended_and_reported() -> None:
-    assert probe(HANG, os.environ, seconds=1).died == "gives no answer in 1 s"
+def test_a_probe_that_hangs_is_killed_and_reported() -> None:
+    assert probe(HANG, os.environ, seconds=1).failure == "gives no answer in 1 s"
 
 
-def test_a_probe_whose_child_keeps_its_output_open_is_ended_too() -> None:
+def test_a_probe_whose_child_keeps_its_output_open_is_killed_too() -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {HANG!r}])"
-    assert probe(code, os.environ, seconds=1).died == "gives no answer in 1 s"
+    assert probe(code, os.environ, seconds=1).failure == "gives no answer in 1 s"
 
 
 def test_a_probe_that_raises_is_reported_with_the_last_line() -> None:
-    assert probe("raise OSError('no such driver')", os.environ).died == (
+    assert probe("raise OSError('no such driver')", os.environ).failure == (
         "fails: OSError: no such driver"
     )
 
 
 def test_a_probe_that_exits_silently_is_reported_with_its_code() -> None:
-    assert probe("import sys; sys.exit(3)", os.environ).died == "fails: exit code 3"
+    assert probe("import sys; sys.exit(3)", os.environ).failure == "fails: exit code 3"
 
 
 def test_a_command_that_cannot_be_started_is_reported() -> None:
-    assert run(["/nonexistent/program"], {}).died == "cannot be started: No such file or directory"
+    assert (
+        run(["/nonexistent/program"], {}).failure == "cannot be started: No such file or directory"
+    )
 
 
 def test_a_probe_leaves_no_core_file() -> None:
@@ -76,17 +78,15 @@ def test_a_check_that_raises_is_one_broken_line_among_the_others() -> None:
     def fails() -> Sequence[DoctorFinding]:
         raise RuntimeError("surprise")
 
-    found = examine({"bad": fails, "good": lambda: [DoctorFinding("good", "ok", "1.0")]})
-    assert [(check.name, check.status) for check in found] == [("bad", "broken"), ("good", "ok")]
-    assert "surprise" in found[0].found
+    findings = run_checks({"bad": fails, "good": lambda: [DoctorFinding("good", "ok", "1.0")]})
+    assert [(check.name, check.status) for check in findings] == [("bad", "broken"), ("good", "ok")]
+    assert "surprise" in findings[0].detail
 
 
 @pytest.mark.parametrize(
     ("status", "code"), [("ok", 0), ("optional", 0), ("missing", 1), ("broken", 1)]
 )
-def test_only_what_is_required_decides_the_exit_code(
-    status: module.FindingStatus, code: int
-) -> None:
+def test_only_required_parts_decide_the_exit_code(status: module.FindingStatus, code: int) -> None:
     assert exit_code([DoctorFinding("a", "ok", ""), DoctorFinding("b", status, "")]) == code
 
 
@@ -95,10 +95,10 @@ def test_an_old_python_is_broken() -> None:
     assert python_version((3, 11, 0)).status == "ok"
 
 
-def test_packages_are_held_against_the_versions_that_the_project_allows() -> None:
+def test_packages_are_compared_with_the_versions_that_the_project_allows() -> None:
     numpy = metadata.version("numpy")
-    wanted = ["numpy>=1", "numpy<1", "no-such-package>=2", "absent; extra == 'dev'"]
-    assert list(packages(wanted)) == [
+    requirements = ["numpy>=1", "numpy<1", "no-such-package>=2", "absent; extra == 'dev'"]
+    assert list(packages(requirements)) == [
         DoctorFinding("numpy", "ok", numpy),
         DoctorFinding("numpy", "broken", f"{numpy}, not <1", "pip install 'numpy<1'"),
         DoctorFinding(
@@ -111,7 +111,7 @@ def test_without_a_list_of_requirements_nothing_is_claimed_about_packages() -> N
     assert [check.status for check in packages([])] == ["optional"]
 
 
-def test_code_that_was_not_installed_reads_its_requirements_beside_itself(
+def test_code_that_is_not_installed_reads_the_requirements_of_its_source_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def absent(name: str) -> list[str]:
@@ -125,7 +125,7 @@ def test_code_that_was_not_installed_reads_its_requirements_beside_itself(
 
 def test_a_program_that_is_not_on_the_path_is_reported_as_missing(tmp_path: Path) -> None:
     check = program("redis-server", "clusters", str(tmp_path))
-    assert (check.status, check.found) == ("optional", "missing: not on PATH")
+    assert (check.status, check.detail) == ("optional", "missing: not on PATH")
     assert "redis-server" in check.advice
 
 
@@ -139,7 +139,7 @@ def test_a_program_on_the_path_is_asked_for_its_version(tmp_path: Path) -> None:
 def test_a_program_that_crashes_is_reported_and_not_required(tmp_path: Path) -> None:
     _script(tmp_path / "promtool", "kill -ILL $$")
     check = program("promtool", "rules", str(tmp_path))
-    assert (check.status, check.found) == ("optional", f"{tmp_path / 'promtool'} dies with SIGILL")
+    assert (check.status, check.detail) == ("optional", f"{tmp_path / 'promtool'} dies with SIGILL")
 
 
 def test_a_gl_back_end_that_fails_is_not_required() -> None:
@@ -149,7 +149,7 @@ def test_a_gl_back_end_that_fails_is_not_required() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "status", "found"),
+    ("result", "status", "detail"),
     [
         (ProbeResult(INFO + "0.4\n0.1"), "ok", "works, 4 times as fast as fp32"),
         (ProbeResult(INFO + "0.1\n0.2"), "optional", "works, 0.5 times as fast as fp32"),
@@ -161,29 +161,29 @@ def test_a_gl_back_end_that_fails_is_not_required() -> None:
         ),
     ],
 )
-def test_bf16_is_ok_only_where_it_works_and_pays(
-    answer: ProbeResult, status: module.FindingStatus, found: str
+def test_bf16_is_ok_only_where_it_works_and_is_faster(
+    result: ProbeResult, status: module.FindingStatus, detail: str
 ) -> None:
-    threads, _, bf16 = torch_back_ends(answer)
-    assert (threads.status, threads.found) == ("ok", "2")
-    assert (bf16.name, bf16.status, bf16.found) == ("bf16", status, found)
+    threads, _, bf16 = torch_back_ends(result)
+    assert (threads.status, threads.detail) == ("ok", "2")
+    assert (bf16.name, bf16.status, bf16.detail) == ("bf16", status, detail)
 
 
-def test_a_bf16_that_kills_its_process_leaves_the_report_whole() -> None:
+def test_a_bf16_that_kills_its_process_does_not_break_the_report() -> None:
     code = f"print({INFO.strip()!r}, flush=True); {ILL.replace('before', '0.1')}"
-    found = examine({"torch": lambda: list(torch_back_ends(probe(code, os.environ)))})
-    assert [(check.name, check.status) for check in found] == [
+    findings = run_checks({"torch": lambda: list(torch_back_ends(probe(code, os.environ)))})
+    assert [(check.name, check.status) for check in findings] == [
         ("torch threads", "ok"),
         ("CUDA", "optional"),
         ("bf16", "optional"),
     ]
-    assert found[-1].found == "dies with SIGILL"
-    assert exit_code(found) == 0
+    assert findings[-1].detail == "dies with SIGILL"
+    assert exit_code(findings) == 0
 
 
 def test_a_torch_that_does_not_import_is_broken() -> None:
     (check,) = torch_back_ends(ProbeResult("", "dies with SIGSEGV"))
-    assert (check.status, check.found) == ("broken", "the import dies with SIGSEGV")
+    assert (check.status, check.detail) == ("broken", "the import dies with SIGSEGV")
 
 
 def test_cuda_is_reported_by_the_name_of_the_gpu_and_never_required() -> None:
@@ -207,12 +207,12 @@ def test_the_three_d4rl_environments_must_be_registered(
 
 
 def test_a_full_disk_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert disk(tmp_path).found.endswith("GB free")
-    monkeypatch.setattr(module, "LEAST_DISK", float("inf"))
+    assert disk(tmp_path).detail.endswith("GB free")
+    monkeypatch.setattr(module, "MIN_DISK", float("inf"))
     assert disk(tmp_path).status == "broken"
 
 
-def test_the_cache_is_tried_where_it_would_be_made_and_not_made(tmp_path: Path) -> None:
+def test_checking_the_cache_does_not_make_it(tmp_path: Path) -> None:
     assert cache(tmp_path / "a" / "b").status == "ok"
     assert list(tmp_path.iterdir()) == []
 
@@ -222,7 +222,7 @@ def test_a_cache_that_cannot_be_written_is_broken(tmp_path: Path) -> None:
     assert cache(tmp_path / "file").status == "broken"
 
 
-def test_the_doctor_reports_a_missing_redis_and_still_ends_as_the_rest_deserves(
+def test_a_missing_redis_is_reported_and_does_not_decide_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""`m3pc goal-compare`: several trained models, as one experiment or not at all."""
+"""`m3pc goal-compare`: results of several trained models in one experiment, and refusals."""
 
 import json
 import math
@@ -8,19 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.runs.commands import assert_one_sentence, line_with
-from tests.support.runs.goal_runs import OWN, Run, assert_drawn, ready, result
+from tests.support.runs.commands import Command, assert_one_sentence, line_with
+from tests.support.runs.goal_runs import OWN, assert_drawn, result
 
 
-@pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    return ready(tmp_path, capsys, monkeypatch)
-
-
-def test_models_are_compared_by_their_means(run: Run) -> None:
+def test_models_are_compared_by_their_means(goal: Command) -> None:
     for name in ("toy", "other"):
         options = ("--goals=zero.npy", "--steps=4", "--key=1", "--episodes=2", "--no-video")
-        assert run(f"../{name}", *options, f"--out={name}").code == 0
+        assert goal(f"../{name}", *options, f"--out={name}").code == 0
     changed = result("other")
     planner = changed["cases"][0]["planners"]["goal"]
     planner["summary"]["distance"]["mean"] = 3.5  # as if the other model were one further off
@@ -28,60 +23,60 @@ def test_models_are_compared_by_their_means(run: Run) -> None:
     planner["traces"][1] = [[9]] * 5
     Path("other/result.json").write_text(json.dumps(changed))
     files = ("toy/result.json", "other/result.json")
-    done = run(*files, "--png=both.png", "--json=both.json")
+    done = goal(*files, "--png=both.png", "--json=both.json")
     assert done.code == 0, done.errors
     (case,) = json.loads(Path("both.json").read_text())["cases"]
     half = 12.706 * math.sqrt(0.5) / math.sqrt(2)  # of 2.5 and 3.5
-    found = case["planners"]["goal"]["summary"]["distance"]
-    assert found["models"] == [2.5, 3.5]
-    assert [found["mean"], found["low"], found["high"]] == pytest.approx([3, 0, 3 + half])
+    distance = case["planners"]["goal"]["summary"]["distance"]
+    assert distance["models"] == [2.5, 3.5]
+    assert [distance["mean"], distance["low"], distance["high"]] == pytest.approx([3, 0, 3 + half])
     share = case["planners"]["goal"]["summary"]["success"]
     assert share == {"mean": 0.5, "low": 0, "high": 1, "models": [0, 1]}  # and not beyond
-    apart = case["difference"]["distance"]
-    assert apart["models"] == [0, 1]
-    assert [apart["low"], apart["high"]] == pytest.approx([0.5 - half, 0.5 + half])
+    difference = case["difference"]["distance"]
+    assert difference["models"] == [0, 1]
+    assert [difference["low"], difference["high"]] == pytest.approx([0.5 - half, 0.5 + half])
     shares = case["difference"]["success"]
     assert shares == {"mean": 0.5, "low": -1, "high": 1, "models": [0, 1]}
-    way = [[0], [1], [2], [3], [4]]
-    assert case["planners"]["goal"]["traces"] == [way, way, way, [[9]] * 5]
+    trace = [[0], [1], [2], [3], [4]]
+    assert case["planners"]["goal"]["traces"] == [trace, trace, trace, [[9]] * 5]
     assert "2 trained models" in done.out
     assert_drawn(Path("both.png"))
 
 
-def test_one_model_has_no_interval(run: Run) -> None:
-    assert run("../toy", "--goals=zero.npy", "--steps=4", *OWN).code == 0
-    done = run("out/result.json")
+def test_one_model_has_no_interval(goal: Command) -> None:
+    assert goal("../toy", "--goals=zero.npy", "--steps=4", *OWN).code == 0
+    done = goal("out/result.json")
     assert done.code == 0, done.errors
     assert line_with(done.out, " final ").split()[1:] == ["4.000", "4.000", "0.000"]
     assert "1 trained model\n" in done.out
 
 
-def test_only_one_experiment_is_compared(run: Run) -> None:
+def test_only_one_experiment_is_compared(goal: Command) -> None:
     for steps in ("3", "4"):
         options = (f"--steps={steps}", "--key=1", "--episodes=1", "--no-video", f"--out={steps}")
-        assert run("../toy", "--goals=zero.npy", *options).code == 0
-    assert_one_sentence(run("3/result.json", "4/result.json"), "has steps 4, 3/result.json 3")
-    twice = run("3/result.json", "3/result.json")
+        assert goal("../toy", "--goals=zero.npy", *options).code == 0
+    assert_one_sentence(goal("3/result.json", "4/result.json"), "has steps 4, 3/result.json 3")
+    twice = goal("3/result.json", "3/result.json")
     assert_one_sentence(twice, "two of the files are of the same weights")
     Path("bad.json").write_text("[]")
-    assert_one_sentence(run("bad.json"), "bad.json is not a result of m3pc goal")
-    assert_one_sentence(run("none.json"), "none.json is not a result of m3pc goal")
+    assert_one_sentence(goal("bad.json"), "bad.json is not a result of m3pc goal")
+    assert_one_sentence(goal("none.json"), "none.json is not a result of m3pc goal")
     Path("new.json").write_text(json.dumps(result("3") | {"format": 2}))
-    assert_one_sentence(run("new.json"), "new.json is not a result of m3pc goal: format: Input")
+    assert_one_sentence(goal("new.json"), "new.json is not a result of m3pc goal: format: Input")
     Path("cut.json").write_text(json.dumps(result("3") | {"cases": [{"name": "a"}]}))
-    assert_one_sentence(run("cut.json"), "cases.0.every: Field required")
+    assert_one_sentence(goal("cut.json"), "cases.0.every: Field required")
     changed = result("3")
     del changed["cases"][0]["planners"]["goal"]["summary"]["rms"]
     Path("less.json").write_text(json.dumps(changed))
-    assert_one_sentence(run("less.json"), "less.json has no rms of goal")
+    assert_one_sentence(goal("less.json"), "less.json has no rms of goal")
 
 
 def changed(folder: str, change: Callable[[dict[str, Any]], object]) -> str:
-    """A result of another model, but for a change."""
-    found = result(folder)
-    found["weights"] = "another"
-    change(found)
-    Path("changed.json").write_text(json.dumps(found))
+    """The result of another model, changed."""
+    content = result(folder)
+    content["weights"] = "another"
+    change(content)
+    Path("changed.json").write_text(json.dumps(content))
     return "changed.json"
 
 
@@ -101,21 +96,21 @@ UNLIKE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
-def test_models_that_were_asked_for_something_else_are_not_compared(run: Run) -> None:
-    assert run("../toy", "--goals=way.npy", *OWN).code == 0
-    assert run("out/result.json", changed("out", lambda r: None)).code == 0
+def test_models_of_different_requests_are_not_compared(goal: Command) -> None:
+    assert goal("../toy", "--goals=way.npy", *OWN).code == 0
+    assert goal("out/result.json", changed("out", lambda r: None)).code == 0
     for change, words in UNLIKE.values():
-        assert_one_sentence(run("out/result.json", changed("out", change)), words)
+        assert_one_sentence(goal("out/result.json", changed("out", change)), words)
 
 
 def _first(path: str) -> Callable[[dict[str, Any]], Any]:
     """A part of the first case: references.0 is its first trace."""
 
     def find(result: dict[str, Any]) -> Any:
-        found = result["cases"][0]
+        value = result["cases"][0]
         for part in path.split("."):
-            found = found[int(part) if part.isdigit() else part]
-        return found
+            value = value[int(part) if part.isdigit() else part]
+        return value
 
     return find
 
@@ -139,8 +134,8 @@ DAMAGE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
-def test_a_result_that_was_damaged_is_told(run: Run) -> None:
-    assert run("../toy", "--goals=way.npy", *OWN).code == 0
+def test_a_damaged_result_is_refused(goal: Command) -> None:
+    assert goal("../toy", "--goals=way.npy", *OWN).code == 0
     for change, words in DAMAGE.values():
-        assert_one_sentence(run(changed("out", change), "--png=out.png"), words)
+        assert_one_sentence(goal(changed("out", change), "--png=out.png"), words)
     assert not Path("out.png").exists()

@@ -1,10 +1,10 @@
-"""--png: a name that no picture can have is refused before anything is read or made."""
+"""--png: a path that cannot hold a picture is refused before anything is read or made."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.support.runs.commands import assert_one_sentence, invoke
+from tests.support.runs.commands import Command, assert_one_sentence
 
 LIFT = "robosuite/Lift"
 COMMANDS = {
@@ -25,15 +25,10 @@ COMMANDS = {
         ("folder.png", "--png is folder.png, a folder; give a file"),
     ],
 )
-def test_what_is_no_picture_is_refused_before_any_work(
-    name: str,
-    png: str,
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_path_that_is_not_a_picture_is_refused_before_any_work(
+    name: str, png: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m3pc: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.png").mkdir()
-    assert_one_sentence(invoke(capsys, monkeypatch, *COMMANDS[name], "--png", png), words)
+    assert_one_sentence(m3pc(*COMMANDS[name], "--png", png), words)
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]

@@ -1,4 +1,4 @@
-"""What people see of a run: a page on a terminal, lines elsewhere."""
+"""How a run is shown: a page on a terminal, lines elsewhere."""
 
 import io
 import math
@@ -55,7 +55,7 @@ def drawn(status: dict[str, Any]) -> str:
         "151",
         "1,234 (best 2,000)",
         "2,400 of 2,469 owed",
-        "31.4 updates (most 250, 2 % old)",
+        "31.4 updates (max 250, 2 % old)",
         "7.7 % collected",
         "p50 4.2 ms, p99 51 ms",
         "-0.72 (bound -1), alpha 0.0991",
@@ -63,7 +63,7 @@ def drawn(status: dict[str, Any]) -> str:
         "actor-1 waiting",
     ],
 )
-def test_a_page_and_a_line_have_the_numbers_that_matter(words: str) -> None:
+def test_page_and_line_show_the_numbers(words: str) -> None:
     assert words in drawn(STATUS)
     assert words in line(STATUS)
 
@@ -71,20 +71,20 @@ def test_a_page_and_a_line_have_the_numbers_that_matter(words: str) -> None:
 def test_every_process_has_a_row() -> None:
     rows = [row.split() for row in drawn(STATUS).splitlines()]
     assert ["actor-0", "running", "12", "ab", "6,000", "1", "its", "process", "ended"] in rows
-    assert ["actor-1", "waiting", "2", "[red]boom"] in rows, "what a process says is no markup"
+    assert ["actor-1", "waiting", "2", "[red]boom"] in rows, "a reason is not markup"
 
 
-def test_what_is_not_known_yet_is_a_dash() -> None:
+def test_unknown_numbers_are_dashes() -> None:
     unknown = STATUS | {"return": math.nan, "best": math.nan, "entropy": math.nan, "planner": {}}
     assert "- (best -)" in line(unknown)
     assert "p50 -, p99 -" in line(unknown)
 
 
-def test_a_run_that_nobody_drives_says_so() -> None:
+def test_a_run_without_a_driver_is_marked_as_not_running() -> None:
     assert "collecting (not running)" in line(STATUS | {"driven": False})
 
 
-def test_without_a_terminal_there_is_a_line_at_once_and_not_one_a_call(
+def test_without_a_terminal_a_line_appears_at_once_and_not_one_per_call(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with live("finetuning x") as show:

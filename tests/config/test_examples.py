@@ -1,26 +1,18 @@
-"""The settings that are shown resolve, and differ from their preset in what they say."""
-
-from pathlib import Path
+"""The example configurations resolve, and change their preset."""
 
 import pytest
 
 from m3pc.config.presets import PRESETS, resolve
 from tests.support.episodes.shared_data import ROOT
 
-FILES = sorted((ROOT / "examples").glob("*.yaml"))
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("*.yaml")))
+def test_an_example_changes_the_small_preset(name: str) -> None:
+    config = resolve(file=ROOT / "examples" / name)
+    assert config.model.width == PRESETS["small"].model.width
+    assert config != PRESETS["small"]
 
 
-def test_there_are_files_to_check() -> None:
-    assert len(FILES) >= 2
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_file_is_a_configuration_of_its_own(path: Path) -> None:
-    found = resolve(file=path)
-    assert found.model.width == PRESETS["small"].model.width
-    assert found != PRESETS["small"]
-
-
-def test_goals_train_what_backward_planning_asks() -> None:
+def test_the_example_for_goals_trains_the_masks_of_backward_planning() -> None:
     mixture = resolve(file=ROOT / "examples/goals.yaml").masks.mixture
     assert mixture.path > 0 and mixture.inverse > 0

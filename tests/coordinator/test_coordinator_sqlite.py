@@ -1,21 +1,24 @@
-"""The coordinator in a file: what survives, what is moved aside; and how addresses are read."""
+"""The coordinator in a file: what survives, damaged files, clocks, and how addresses are read."""
 
 import random
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from m3pc.coordinator import connect
-from m3pc.coordinator.coordinator import TableCoordinator
-from m3pc.coordinator.records import SlotRecord
-from m3pc.coordinator.sqlite import SqliteTable
-from m3pc.coordinator.table import ticked
+from m3pc.coordinator.generations import next_generation
+from m3pc.coordinator.records import SLOTS, SlotRecord
+from m3pc.coordinator.sqlite import SqliteTable, open_database
+from m3pc.coordinator.table import Deadline, advance_clock
 from m3pc.types import CoordinatorUnavailableError, InputError, RecoveredState
+from tests.support.episodes.shared_data import ROOT
 from tests.support.servers.coordinators import InFile, pointer
 
+ARTIFACTS = ROOT / "tests" / "artifacts"  # written by earlier versions of m3pc
 SECOND = 1 << SlotRecord.bits
 DISK = RecoveredState(incarnations={0: 1}, pointers={"weights": pointer(1, 0)})
 
@@ -30,31 +33,39 @@ def place(tmp_path: Path) -> Iterator[InFile]:
 def test_everything_is_there_after_all_processes_ended(place: InFile) -> None:
     client = place.client()
     client.register(0), client.new_epoch("weights"), client.publish("weights", pointer(1, 0))
-    lease = client.lease("run", "a", 60)
     client.close()
     again = place.client()
     assert (again.register(0), again.read("weights")) == (2, pointer(1, 0))
-    assert lease and again.renew(lease) == lease
     assert len(list(place.generations.iterdir())) == 1
 
 
 def test_writes_are_synced_to_the_disk_and_the_file_is_for_its_owner(tmp_path: Path) -> None:
-    table = SqliteTable(tmp_path / "a")
-    client = TableCoordinator(table, generations=tmp_path / "g")
-    client.register(0)
-    assert table._connection is not None
+    connection = open_database(tmp_path / "a", Deadline(5))
     [[mode]], [[synchronous]] = (
-        table._connection.execute(f"PRAGMA {name}") for name in ("journal_mode", "synchronous")
+        connection.execute(f"PRAGMA {name}") for name in ("journal_mode", "synchronous")
     )
+    connection.close()
     assert (mode, synchronous) == ("wal", 2)
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
-    client.close()
+
+
+def test_records_that_only_earlier_versions_know_are_kept_and_ignored(tmp_path: Path) -> None:
+    place = InFile(tmp_path)
+    place.path.write_bytes((ARTIFACTS / "coordinator_with_lease.sqlite").read_bytes())
+    next_generation(place.generations)
+    client = place.client()
+    assert client.heartbeat(0, 1)
+    assert [client.register(0), client.new_epoch("weights")] == [2, 2]
+    with closing(sqlite3.connect(place.path)) as database:
+        kinds = {kind for (kind,) in database.execute("SELECT kind FROM records")}
+    assert "leases" in kinds
+    place.close()
 
 
 @pytest.mark.parametrize("content", [b"not a database" * 100, b"SQLite format 3\0" + bytes(5000)])
 def test_a_damaged_file_is_moved_aside_and_rebuilt(content: bytes, place: InFile) -> None:
     place.path.write_bytes(content)
-    client = place.client(floor=lambda: DISK)
+    client = place.client(recover=lambda: DISK)
     assert client.read("weights") == pointer(1, 0)
     assert client.register(0) == SECOND + 1
     assert place.path.with_name("coordinator.sqlite.damaged-1").read_bytes() == content
@@ -68,17 +79,17 @@ def test_two_clients_agree_after_the_file_was_damaged_under_them(place: InFile) 
     assert [a.register(0), b.register(0), a.register(0)] == [SECOND + 1, SECOND + 2, SECOND + 3]
 
 
-def test_who_has_a_removed_file_open_turns_to_the_new_one(place: InFile) -> None:
+def test_a_client_that_has_a_removed_file_open_uses_the_new_one(place: InFile) -> None:
     a, b = place.client(), place.client()
     assert [a.register(0), b.register(0)] == [1, 2]
     place.lose()
     assert [a.register(0), b.register(0), a.register(0)] == [SECOND + 1, SECOND + 2, SECOND + 3]
 
 
-def test_flipped_bits_never_take_a_version_back(place: InFile) -> None:
+def test_flipped_bits_never_make_a_version_go_back(place: InFile) -> None:
     rng, last = random.Random(0), 1
     for _ in range(200):
-        client = place.client(floor=lambda: DISK)
+        client = place.client(recover=lambda: DISK)
         assert client.read("weights") == pointer(1, 0)
         number = client.register(0)
         assert number > last
@@ -101,7 +112,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_record_is_missed(name: str, place: InFile) -> None:
+def test_a_changed_record_is_noticed(name: str, place: InFile) -> None:
     place.client().register(0)
     with sqlite3.connect(place.path) as database:
         database.execute(CHANGES[name])
@@ -109,7 +120,7 @@ def test_a_changed_record_is_missed(name: str, place: InFile) -> None:
     assert place.client().register(0) == SECOND + 1
 
 
-def test_a_write_does_not_cover_up_what_was_damaged_just_before(
+def test_a_write_does_not_hide_damage_that_came_just_before_it(
     place: InFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, real = place.client(), SqliteTable.swap
@@ -149,7 +160,7 @@ def test_a_file_that_stays_locked_is_a_typed_error(place: InFile) -> None:
     assert client.register(0) == 2
 
 
-def test_a_folder_that_went_away_is_a_typed_error(tmp_path: Path) -> None:
+def test_a_folder_that_was_removed_is_a_typed_error(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     client = connect(tmp_path / "in" / "a", run="a", generations=tmp_path / "g")
     (tmp_path / "in").rmdir()
@@ -157,19 +168,21 @@ def test_a_folder_that_went_away_is_a_typed_error(tmp_path: Path) -> None:
         client.register(0)
 
 
-def test_a_clock_that_starts_again_does_not_stretch_a_lease(place: InFile) -> None:
-    """Another boot of the machine."""
-    place.now = 10_000_000
+def test_a_clock_that_starts_again_goes_on_from_where_it_was(place: InFile) -> None:
+    """The machine was started again."""
+
+    def beat() -> int:
+        table = SqliteTable(place.path)
+        text = table.snapshot("slots", "0", Deadline(5)).text
+        table.close()
+        return SLOTS.open("0", text).beat
+
     client = place.client()
-    lease = client.lease("run", "a", 60)
-    client.register(0)
-    place.now = 0
-    assert client.lease("run", "b", 60) is None
-    client.register(1)
-    place.wait(61)
-    assert client.lease("run", "b", 60)
-    assert lease and client.renew(lease) is None
-    assert [member.age for member in client.members()] == [61, 61]
+    beats: list[int] = []
+    for place.now in (10_000_000, 0, 61_000):
+        client.register(0)
+        beats.append(beat())
+    assert beats == [10_000_000, 10_000_000, 10_061_000]
 
 
 CLOCKS = {
@@ -183,9 +196,9 @@ CLOCKS = {
 
 
 @pytest.mark.parametrize("name", CLOCKS)
-def test_time_goes_forwards_only(name: str) -> None:
+def test_time_never_goes_back(name: str) -> None:
     clock, raw, expected = CLOCKS[name]
-    assert ticked(clock, raw) == expected
+    assert advance_clock(clock, raw) == expected
 
 
 # Addresses
@@ -223,8 +236,8 @@ def test_a_run_that_cannot_be_part_of_a_key_is_refused(run: str, tmp_path: Path)
         connect(tmp_path / "a", run=run, generations=tmp_path)
 
 
-def test_urls_are_read_whole(tmp_path: Path) -> None:
+def test_all_parts_of_a_url_are_read(tmp_path: Path) -> None:
     client = connect("rediss://a:b%40c@d:1234/5?ca=e", run="run-1", generations=tmp_path)
-    assert repr(client) == "Keeper(rediss://a@d:1234/5 m3pc:{run-1})"
+    assert repr(client) == "TableCoordinator(rediss://a@d:1234/5 m3pc:{run-1})"
     client = connect("redis://d", run="run-1", generations=tmp_path)
-    assert repr(client) == "Keeper(redis://d:6390/0 m3pc:{run-1})"
+    assert repr(client) == "TableCoordinator(redis://d:6390/0 m3pc:{run-1})"

@@ -1,10 +1,10 @@
-"""A run whose coordinator forgets everything: no trajectory, no weights and no number is lost."""
+"""A run whose coordinator loses everything: no episode, no weights and no number is lost."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from m3pc.core.files import sha256
-from m3pc.online.recovery import WEIGHTS, disk_floor, weights_path
+from m3pc.online.recovery import WEIGHTS, recover_from_disk, weights_path
 from m3pc.types import (
     AckStatus,
     AppendKey,
@@ -41,13 +41,13 @@ def append(writer: Writer, slot: int, incarnation: int, sequence: int) -> AckSta
 
 
 def floor_of(run: Path) -> Callable[[], RecoveredState]:
-    return lambda: disk_floor(run)
+    return lambda: recover_from_disk(run)
 
 
 def test_what_the_disk_knows_is_all_that_a_new_coordinator_needs(
     place: Place, tmp_path: Path
 ) -> None:
-    """A fresh process meets an empty coordinator: nobody remembers anything but the disk."""
+    """A fresh process uses an empty coordinator: only the disk remembers anything."""
     run = tmp_path / "run"
     run.mkdir()
     before = place.client(floor_of(run))
@@ -75,7 +75,7 @@ def test_what_the_disk_knows_is_all_that_a_new_coordinator_needs(
 
 
 def publish_status(coordinator: Coordinator, old: Pointer, number: int) -> Published:
-    """What a learner of the former epoch is told."""
+    """The answer to a learner of the former epoch."""
     pointer = Pointer(
         version=Version(epoch=old.version.epoch, number=number),
         sha256=old.sha256,
@@ -85,8 +85,8 @@ def publish_status(coordinator: Coordinator, old: Pointer, number: int) -> Publi
     return coordinator.publish(WEIGHTS, pointer)
 
 
-def test_a_fleet_lives_through_a_loss(place: Place, tmp_path: Path) -> None:
-    """Whoever is alive goes on under its own number, before and after each of ten losses."""
+def test_running_processes_survive_ten_losses(place: Place, tmp_path: Path) -> None:
+    """Each goes on under its own number, before and after each loss."""
     run = tmp_path / "run"
     run.mkdir()
     actor, learner = (place.client(floor_of(run)) for _ in range(2))
@@ -105,18 +105,18 @@ def test_a_fleet_lives_through_a_loss(place: Place, tmp_path: Path) -> None:
     assert numbers(Store(run / "replay")) == list(range(10))
 
 
-def test_the_disk_of_a_new_run_knows_nothing(tmp_path: Path) -> None:
-    assert disk_floor(tmp_path) == RecoveredState()
+def test_from_the_disk_of_a_new_run_nothing_is_recovered(tmp_path: Path) -> None:
+    assert recover_from_disk(tmp_path) == RecoveredState()
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "notes.safetensors").write_bytes(b"mine")
     with open_writer(tmp_path / "replay"):
-        assert disk_floor(tmp_path) == RecoveredState()
+        assert recover_from_disk(tmp_path) == RecoveredState()
 
 
 def test_the_newest_weights_are_those_of_the_highest_version(tmp_path: Path) -> None:
     (tmp_path / "weights").mkdir()
     for name in ("2-9", "10-3", "9-100", "10-2"):
         (tmp_path / "weights" / f"{name}.safetensors").write_bytes(name.encode())
-    found = disk_floor(tmp_path).pointers[WEIGHTS]
-    assert (found.version, found.size) == (Version(epoch=10, number=3), 4)
-    assert found.sha256 == sha256(tmp_path / found.path)
+    newest = recover_from_disk(tmp_path).pointers[WEIGHTS]
+    assert (newest.version, newest.size) == (Version(epoch=10, number=3), 4)
+    assert newest.sha256 == sha256(tmp_path / newest.path)

@@ -1,4 +1,4 @@
-"""The users that docker/prepare.sh gives a Redis: each can do its work, and nothing beside it."""
+"""The Redis users that docker/prepare.sh makes: each can do its work, and nothing else."""
 
 import hashlib
 import re
@@ -17,7 +17,7 @@ from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
 from m3pc.coordinator import connect
-from m3pc.ray_nodes.gcs_storage import gcs_store, remember
+from m3pc.ray_nodes.gcs_storage import parse_gcs_store, record_namespace
 from tests.support.episodes.shared_data import ROOT
 from tests.support.servers.coordinators import pointer
 from tests.support.servers.redis_server import COMMANDS, MISSING, free_port
@@ -25,8 +25,8 @@ from tests.support.servers.redis_server import COMMANDS, MISSING, free_port
 PREPARE = ROOT / "docker" / "prepare.sh"
 
 
-def stranger(port: int, **credentials: str | None) -> Any:
-    """Asks once."""
+def unprivileged_client(port: int, **credentials: str | None) -> Any:
+    """Tries each call once."""
     once = Retry(NoBackoff(), 0)
     return cast(Any, redis.Redis)(port=port, protocol=2, retry=once, **credentials)
 
@@ -61,13 +61,13 @@ class Served:
     def _answers(self) -> bool:
         for _ in range(400):
             try:
-                stranger(self.port).ping()
+                unprivileged_client(self.port).ping()
             except redis.AuthenticationError:
                 return True
             except redis.ConnectionError:
                 time.sleep(0.05)
             else:
-                return False  # to everybody
+                return False  # it asks for no password
         return False
 
     def close(self) -> None:
@@ -86,34 +86,32 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    found = Served(tmp_path_factory.mktemp("redis"))
-    yield found
-    found.close()
+    server = Served(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.close()
 
 
-def test_a_coordinator_needs_no_more(served: Served, tmp_path: Path) -> None:
+def test_its_rights_are_enough_for_a_coordinator(served: Served, tmp_path: Path) -> None:
     """One of each call, and a loss of everything."""
     client = connect(served.url("m3pc"), run="acl", generations=tmp_path)
     assert client.heartbeat(0, client.register(0))
-    lease = client.lease("run", "me", 60)
-    assert lease is not None
     epoch = client.new_epoch("weights")
     client.publish("weights", pointer(1, epoch))
     with served.client("m3pc") as other:
-        for kind in ("marker", "clock", "slots", "leases", "pointers"):
+        for kind in ("marker", "clock", "slots", "pointers"):
             other.delete(f"m3pc:{{acl}}:{kind}")
-    assert [member.slot for member in client.members()] == [0]
+    assert client.heartbeat(0, 1)
     assert client.read("weights") == pointer(1, epoch)
     client.close()
 
 
-def test_the_store_of_ray_is_looked_at_and_cleared(served: Served, tmp_path: Path) -> None:
-    store = gcs_store(served.url("ray").removesuffix("/0"))
+def test_its_rights_are_enough_for_the_store_of_ray(served: Served, tmp_path: Path) -> None:
+    store = parse_gcs_store(served.url("ray").removesuffix("/0"))
     store.check()
-    remember(store, tmp_path)
+    record_namespace(store, tmp_path)
     with served.client("ray") as client:
         client.hset(f"RAY{store.namespace}@NODE", "x", "y")
-        store.forget()
+        store.clear()
         assert client.exists(f"RAY{store.namespace}@NODE") == 0
 
 
@@ -144,17 +142,17 @@ def test_neither_user_reaches_the_keys_of_the_other(user: str, key: str, served:
     "body",
     ["redis.call('FLUSHALL')", "redis.call('KEYS', '*')", "redis.call('HGET', 'other', 'a')"],
 )
-def test_a_script_may_do_no_more_than_who_runs_it(body: str, served: Served) -> None:
-    """The coordinator loads scripts, so whoever has its password may load others."""
+def test_a_script_has_no_more_rights_than_the_user_that_runs_it(body: str, served: Served) -> None:
+    """The coordinator may load scripts, so a user with its password may load any."""
     with served.client("m3pc") as client:
         digest = client.execute_command("SCRIPT LOAD", f"return {body}")
         with pytest.raises(redis.ResponseError, match=r"can't (run|access)"):
             client.execute_command("EVALSHA", digest, 0)
 
 
-def test_nobody_comes_in_without_a_password(served: Served) -> None:
+def test_without_a_password_every_user_is_refused(served: Served) -> None:
     for user, password in ((None, None), ("default", "x"), ("m3pc", "x"), ("ray", "")):
-        client = stranger(served.port, username=user, password=password)
+        client = unprivileged_client(served.port, username=user, password=password)
         with pytest.raises((redis.AuthenticationError, redis.ResponseError)):
             client.ping()
         client.close()

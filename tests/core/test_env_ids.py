@@ -5,7 +5,7 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from m3pc.core.env_ids import named, parted, refuse_strangers
+from m3pc.core.env_ids import join_env_name, refuse_foreign_code, split_env_name
 from m3pc.envs import make, normalised_score, robot
 from m3pc.types import InputError
 
@@ -13,21 +13,23 @@ UPRIGHT = 'd4rl/Hopper-v2 {"terminate_when_unhealthy": false}'
 
 
 @pytest.mark.parametrize("name", ["Hopper-v4", UPRIGHT, 'a/B-v0 {"x": {"y": [1, "}"]}}'])
-def test_a_name_is_parted_and_put_together_again(name: str) -> None:
-    assert named(*parted(name)) == name
+def test_a_name_is_split_and_joined_again(name: str) -> None:
+    assert join_env_name(*split_env_name(name)) == name
 
 
 def test_arguments_in_another_order_are_the_same_name() -> None:
-    assert named(*parted('E-v0 {"b": 1, "a": 2}')) == named(*parted('E-v0   {"a": 2, "b": 1}'))
+    assert join_env_name(*split_env_name('E-v0 {"b": 1, "a": 2}')) == join_env_name(
+        *split_env_name('E-v0   {"a": 2, "b": 1}')
+    )
 
 
 NO_NAMES = ["E-v0 {", "E-v0 {no json}", "E-v0 {} x", 'E-v0 {"x": 1', 'E-v0 {"x": ' + "[" * 100_000]
 
 
 @pytest.mark.parametrize("name", NO_NAMES, ids=range(len(NO_NAMES)))
-def test_what_is_no_name_is_refused(name: str) -> None:
+def test_a_malformed_name_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="environment") as refused:
-        parted(name)
+        split_env_name(name)
     assert len(str(refused.value)) < 500
 
 
@@ -44,7 +46,7 @@ def test_what_the_caller_gives_wins_over_the_name() -> None:
         assert env.spec is not None and env.spec.max_episode_steps == 5
 
 
-def test_an_argument_that_the_environment_does_not_take_is_told() -> None:
+def test_an_argument_that_the_environment_does_not_take_is_refused() -> None:
     with pytest.raises(InputError, match="wings"):
         make('d4rl/Hopper-v2 {"wings": 2}')
 
@@ -58,12 +60,12 @@ def test_a_score_belongs_to_the_plain_environment() -> None:
 @pytest.mark.parametrize("name", ["os:Env-v0", UPRIGHT])
 def test_a_file_does_not_choose_what_is_run_or_opened(name: str) -> None:
     with pytest.raises(InputError, match="--env"):
-        refuse_strangers(name, "runs/stranger")
-    refuse_strangers("d4rl/Hopper-v2", "runs/own")
+        refuse_foreign_code(name, "runs/stranger")
+    refuse_foreign_code("d4rl/Hopper-v2", "runs/own")
 
 
 @pytest.mark.parametrize("number", ["1" * 400, "-" + "1" * 400, "1e999", "NaN"])
-def test_a_number_that_is_none_is_strange(number: str) -> None:
+def test_values_that_are_not_finite_numbers_are_unknown_arguments(number: str) -> None:
     with pytest.raises(InputError, match="controller"):
-        refuse_strangers(f'robosuite/Lift {{"controller": {{"kp": {number}}}}}', "runs/stranger")
-    refuse_strangers('robosuite/Lift {"controller": {"kp": 100}}', "runs/own")
+        refuse_foreign_code(f'robosuite/Lift {{"controller": {{"kp": {number}}}}}', "runs/stranger")
+    refuse_foreign_code('robosuite/Lift {"controller": {"kp": 100}}', "runs/own")

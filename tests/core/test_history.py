@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from m3pc.core.history import HistoryBuffer, subgoals
+from m3pc.core.history import HistoryBuffer, block_subgoals
 from m3pc.types import Floats, InputError
 
 # Step: position of the current state, states, actions. The state at step t is t + 1, the action
@@ -53,8 +53,12 @@ def test_each_step_has_the_window_of_its_picture(step: int) -> None:
     past = histories()
     play(past, 0, step, seed=2**63 - 1)
     window = past.window([0])
-    found = (int(window.now[0]), window.states[0, :, 0].tolist(), window.actions[0, :, 0].tolist())
-    assert found == PICTURES[step]
+    picture = (
+        int(window.now[0]),
+        window.states[0, :, 0].tolist(),
+        window.actions[0, :, 0].tolist(),
+    )
+    assert picture == PICTURES[step]
     assert (window.steps.tolist(), window.seeds.tolist()) == ([step], [2**63 - 1])
     assert window.states.dtype == window.actions.dtype == np.float32
 
@@ -68,7 +72,7 @@ def test_waypoints_fill_the_future_as_far_as_they_go(step: int) -> None:
     assert not window.actions[0, min(step, 4) :].any()
 
 
-def test_slots_at_different_steps_are_asked_about_together_in_the_order_given() -> None:
+def test_slots_at_different_steps_share_a_window_in_the_given_order() -> None:
     past = histories(4)
     play(past, 0, 5, seed=10)
     play(past, 2, 1, seed=12, waypoints=table(100, 10))
@@ -145,11 +149,11 @@ def test_rows_share_the_last_of_their_block_but_for_the_tail(
     rows: int, spacing: int, expected: list[int]
 ) -> None:
     waypoints = table(0, rows)
-    assert subgoals(waypoints, spacing)[:, 0].tolist() == expected
+    assert block_subgoals(waypoints, spacing)[:, 0].tolist() == expected
     assert waypoints[:, 0].tolist() == list(range(rows))  # the table given is left alone
 
 
 def test_walkers_table_has_24_subgoals_and_a_tail_of_16_rows() -> None:
-    levelled = subgoals(table(0, 1000), 41)[:, 0].tolist()
+    levelled = block_subgoals(table(0, 1000), 41)[:, 0].tolist()
     assert sorted(set(levelled)) == [*range(40, 984, 41), *range(984, 1000)]
     assert levelled[943:984] == [983] * 41

@@ -3,7 +3,7 @@
 from m3pc.core.restart_policy import RestartPolicy
 
 
-def test_the_first_end_is_made_good_at_once_and_later_ones_after_growing_pauses() -> None:
+def test_the_first_restart_is_immediate_and_later_ones_wait_longer_each_time() -> None:
     restarts = RestartPolicy()
     assert [restarts.ended(now) for now in (0.0, 10.0, 20.0, 30.0)] == [0.0, 12.0, 24.0, 38.0]
 

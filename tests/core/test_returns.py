@@ -35,16 +35,16 @@ def test_each_rule_on_three_rewards(rule: ReturnRule, expected: list[float]) -> 
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize("include_now", [True, False])
 @pytest.mark.parametrize("discount", [1.0, 0.9])
-def test_a_sum_that_comes_evenly_has_the_returns_that_its_scale_says(
+def test_a_sum_in_equal_parts_has_the_returns_of_its_scale(
     average: bool, include_now: bool, discount: float
 ) -> None:
     """Five rewards of 3: at step t there are 3 * (5 - t) to come."""
     rule = ReturnRule(
         max_episode_steps=5, average=average, include_now=include_now, discount=discount
     )
-    found = returns_to_go(np.full(5, 3, np.float32), np.array([5]), rule)
+    returns = returns_to_go(np.full(5, 3, np.float32), np.array([5]), rule)
     steps = np.arange(5)
-    assert (3 * (5 - steps) * rule.scale(steps)).tolist() == pytest.approx(found.tolist())
+    assert (3 * (5 - steps) * rule.scale(steps)).tolist() == pytest.approx(returns.tolist())
 
 
 def test_in_average_mode_a_sum_is_shared_by_the_steps_that_are_left() -> None:

@@ -7,7 +7,7 @@ from m3pc.core.rng import BUFFER, PLAN, ReusableStream, counter_stream
 PLACES = [(0, 0, 0), (3, 7, PLAN), (2**63 - 1, 10**6, BUFFER), (3, 7, PLAN), (3, 8, PLAN)]
 
 
-def test_a_generator_that_is_moved_draws_what_a_new_one_draws() -> None:
+def test_a_reused_generator_draws_what_a_new_one_draws() -> None:
     mover = ReusableStream()
     for place in PLACES:
         new, moved = counter_stream(*place), mover.at(*place)

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from m3pc.core.token_file import check_token, make_token, private_folder
-from m3pc.ray_nodes.connection import prepare
+from m3pc.ray_nodes.connection import prepare_environment
 from m3pc.ray_nodes.node import INSECURE
 from m3pc.types import InputError
 from tests.support.servers.ray_nodes import refused_node
@@ -61,10 +61,10 @@ def test_a_folder_that_somebody_else_made_is_refused(tmp_path: Path) -> None:
 def test_a_private_cluster_is_not_started_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(InputError, match=r"RAY_AUTH_MODE is 'disabled'.*unset it"):
-        prepare(None)
+        prepare_environment(None)
 
 
-def test_whoever_joins_a_cluster_shows_the_token_that_is_named(
+def test_a_node_that_joins_uses_the_named_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for mode, path, expected in (
@@ -76,12 +76,12 @@ def test_whoever_joins_a_cluster_shows_the_token_that_is_named(
             monkeypatch.delenv(name, raising=False)
             if value is not None:
                 monkeypatch.setenv(name, value)
-        prepare("127.0.0.1:6379")
+        prepare_environment("127.0.0.1:6379")
         assert os.environ.get("RAY_AUTH_MODE") == expected
 
 
 @pytest.mark.parametrize("words", [("head",), ("worker", "--address", "127.0.0.1:6379")])
-def test_a_node_is_not_started_for_everybody(words: tuple[str, ...]) -> None:
+def test_a_node_is_not_started_without_token_mode(words: tuple[str, ...]) -> None:
     refused_node("RAY_AUTH_MODE is 'disabled'", *words, RAY_AUTH_MODE="disabled")
     refused_node(INSECURE, *words, RAY_AUTH_MODE="disabled")
     refused_node("RAY_AUTH_TOKEN is set", *words, RAY_AUTH_TOKEN="ab" * 32)

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.single_env import SinglePolicy
 from m3pc.core.files import sha256
+from m3pc.core.progress import ignore_progress
 from m3pc.core.seeding import data_episode
 from m3pc.datagen.collect import collect
 from m3pc.datagen.policies.networks import Linear, TanhGaussian
@@ -39,13 +41,14 @@ def test_without_noise_the_policy_gives_the_tanh_of_its_mean() -> None:
     expected = np.tanh(policy.mean.weight @ hidden)
     assert policy.act(state, None).tolist() == expected.tolist()
     draws = np.array([policy.act(state, np.random.default_rng(i))[0] for i in range(500)])
-    spread = float(np.exp(policy.log_std.weight @ hidden)[0])
-    assert np.arctanh(draws).std() == pytest.approx(spread, rel=0.15)
+    std = float(np.exp(policy.log_std.weight @ hidden)[0])
+    assert np.arctanh(draws).std() == pytest.approx(std, rel=0.15)
 
 
 def test_one_process_and_two_collect_the_same_episodes() -> None:
+    schedule = SinglePolicy(small_policy())
     sets = [
-        list(collect("Pendulum-v1", small_policy(), steps=900, seed=3, workers=workers))
+        list(collect("Pendulum-v1", schedule, steps=900, seed=3, workers=workers))
         for workers in (1, 2)
     ]
     assert [len(episode) for episode in sets[0]] == [200] * 5
@@ -70,7 +73,7 @@ def test_a_policy_file_for_another_robot_is_refused(tmp_path: Path) -> None:
             seed=0,
             env_id="d4rl/Walker2d-v2",
             limits=SandboxLimits(),
-            on_progress=lambda progress: None,
+            on_progress=ignore_progress,
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -85,10 +88,10 @@ def test_the_stored_policy_gives_the_recorded_log_probabilities() -> None:
     with h5py.File(path) as file:
         states, actions = file["observations"][()], file["actions"][()]
         recorded = file["infos/action_log_probs"][()]
-    found = np.array([log_prob(policy, s, a) for s, a in zip(states, actions, strict=True)])
+    log_probs = np.array([log_prob(policy, s, a) for s, a in zip(states, actions, strict=True)])
     inside = (np.abs(actions) < 0.999).all(axis=1)  # atanh of a rounded action is ill-conditioned
     assert inside.sum() > 800
-    assert np.abs(found - recorded)[inside].max() < 0.02
+    assert np.abs(log_probs - recorded)[inside].max() < 0.02
 
 
 def log_prob(policy: TanhGaussian, state: np.ndarray, action: np.ndarray) -> float:
@@ -131,13 +134,13 @@ def test_rollouts_load_no_torch() -> None:
 
 
 def constant_policy(path: Path, action: float, *, states: int = 3) -> str:
-    """Of Pendulum: the same action at every step."""
+    """A policy of Pendulum that takes the same action at every step."""
     layers = {"w0": np.zeros((2, states)), "b0": np.zeros(2), "w1": np.zeros((1, 2))}
     np.savez(path, **layers, b1=np.array([action]))  # type: ignore[arg-type]
     return str(path)
 
 
-def test_several_policies_take_turns_and_are_named(tmp_path: Path) -> None:
+def test_several_policies_take_turns_and_the_header_names_them(tmp_path: Path) -> None:
     files = [constant_policy(tmp_path / f"{name}.npz", at) for name, at in (("a", 0.5), ("b", -1))]
     store = regenerate(
         files[0],
@@ -146,7 +149,7 @@ def test_several_policies_take_turns_and_are_named(tmp_path: Path) -> None:
         seed=0,
         env_id="Pendulum-v1",
         limits=SandboxLimits(),
-        on_progress=lambda progress: None,
+        on_progress=ignore_progress,
         also=files[1:],
         still=True,
         workers=1,
@@ -169,7 +172,7 @@ def test_each_of_several_policies_has_to_fit(tmp_path: Path) -> None:
             seed=0,
             env_id="Pendulum-v1",
             limits=SandboxLimits(),
-            on_progress=lambda progress: None,
+            on_progress=ignore_progress,
             also=[wide],
         )
     assert not (tmp_path / "out").exists()
@@ -185,7 +188,7 @@ def test_a_regenerated_set_has_the_recorded_mean_return(robot: str, tmp_path: Pa
         seed=0,
         env_id=None,
         limits=SandboxLimits(),
-        on_progress=lambda progress: None,
+        on_progress=ignore_progress,
         workers=len(os.sched_getaffinity(0)),
     )
     returns = store.episode_returns

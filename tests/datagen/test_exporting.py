@@ -1,7 +1,7 @@
-"""`m3pc replay export`: other tools get the store's episodes, to the bit."""
+"""`m3pc replay export`: other tools read the store's episodes, bit for bit."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +18,9 @@ from replay.writing.writer import Writer
 from tests.support.episodes.episodes import header, numbered
 from tests.support.episodes.foreign_files import episode, nothing_left, write_small_store
 from tests.support.episodes.live_store import EPISODES, closed, fill, left_by_kill
-from tests.support.runs.commands import Done, assert_one_sentence, invoke
+from tests.support.runs.commands import Command, assert_one_sentence
 
-Command = Callable[..., Done]
 ALL = tuple(EPISODES.values())
-
-
-@pytest.fixture
-def m3pc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    return lambda *arguments: invoke(capsys, monkeypatch, *arguments)
 
 
 @pytest.fixture
@@ -34,9 +28,9 @@ def live(tmp_path: Path) -> Path:
     return closed(tmp_path / "live")
 
 
-def assert_equal(found: Iterable[Episode], expected: Iterable[Episode]) -> None:
-    """All that Minari keeps, bit for bit: -0.0 is not 0.0."""
-    for one, other in zip(found, expected, strict=True):
+def assert_equal(episodes: Iterable[Episode], expected: Iterable[Episode]) -> None:
+    """Everything that Minari keeps is equal, bit for bit: -0.0 is not 0.0."""
+    for one, other in zip(episodes, expected, strict=True):
         for name in ("states", "actions", "rewards"):
             assert getattr(one, name).tobytes() == getattr(other, name).tobytes()
         assert (one.terminated, one.truncated) == (other.terminated, other.truncated)
@@ -69,19 +63,20 @@ def test_parquet_has_the_columns_and_rows_of_the_segments(
     for kind in ("steps", "episodes"):
         files = sorted((live / "segments").glob(f"*.{kind}.arrow"))
         parts = [pa.ipc.open_file(path).read_all() for path in files]
-        expected, found = pa.concat_tables(parts), pq.read_table(out / f"{kind}.parquet")
-        assert found.schema.equals(expected.schema)
+        expected, exported = pa.concat_tables(parts), pq.read_table(out / f"{kind}.parquet")
+        assert exported.schema.equals(expected.schema)
         numbers = [
-            table.drop(["first"] * (kind == "episodes")).to_pydict() for table in (found, expected)
+            table.drop(["first"] * (kind == "episodes")).to_pydict()
+            for table in (exported, expected)
         ]
         assert repr(numbers[0]) == repr(numbers[1])  # as text, because NaN differs from itself
-        about = json.loads(found.schema.metadata[b"m3pc"])
+        about = json.loads(exported.schema.metadata[b"m3pc"])
         assert Header(**about) == Store(live).header
     first = pq.read_table(out / "episodes.parquet")["first"].to_pylist()
     assert first == [0, 5, 11, 18, 26, 35]  # rows of the one steps file
 
 
-def test_a_store_that_is_written_or_was_killed_is_exported_with_its_log(
+def test_a_store_in_use_and_one_left_by_a_kill_are_exported_with_their_log(
     m3pc: Command, tmp_path: Path
 ) -> None:
     with fill(tmp_path / "open"):
@@ -97,11 +92,11 @@ def test_a_store_that_is_written_or_was_killed_is_exported_with_its_log(
 
 
 @pytest.mark.parametrize("kind", ["parquet", "minari"])
-def test_what_was_withdrawn_or_damaged_is_left_out_and_counted(
+def test_withdrawn_and_damaged_episodes_are_left_out_and_counted(
     kind: str, m3pc: Command, live: Path, tmp_path: Path
 ) -> None:
     with Writer(live, header()) as writer:
-        writer.withdraw(1)
+        writer.withdraw_producer(1)
     (live / "segments/000000.steps.arrow").write_bytes(b"no Arrow")
     out = tmp_path / "out"
     done = m3pc("replay", "export", live, out, "--format", kind)
@@ -128,7 +123,7 @@ def test_minari_gives_back_the_same_episodes(m3pc: Command, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["parquet", "minari"])
-def test_relative_paths_are_taken_from_where_one_stands(
+def test_relative_paths_start_at_the_working_folder(
     kind: str, m3pc: Command, live: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(live.parent)
@@ -146,7 +141,7 @@ def test_the_shipped_set_survives_minari(m3pc: Command, tmp_path: Path) -> None:
     shipped = "shipped:hopper-medium-replay"
     assert m3pc("replay", "export", shipped, tmp_path / "out", "--format", "minari").code == 0
     assert m3pc("data", "import", tmp_path / "out", tmp_path / "back").code == 0
-    from m3pc.cli.data import open_store
+    from m3pc.cli.options import open_store
 
     back, before = Store(tmp_path / "back"), open_store(shipped)
     assert_equal(back.episodes(), before.episodes())
@@ -154,7 +149,7 @@ def test_the_shipped_set_survives_minari(m3pc: Command, tmp_path: Path) -> None:
     assert back.header.max_episode_steps == before.header.max_episode_steps
 
 
-def test_signs_of_zero_and_both_ways_to_end_stay(m3pc: Command, tmp_path: Path) -> None:
+def test_signs_of_zero_and_the_kind_of_end_are_kept(m3pc: Command, tmp_path: Path) -> None:
     sent = episode(np.random.default_rng(4), 4, terminated=True)
     sent.actions[:] = [[-0.0, 0.0], [-1.0, 1.0], [0.5, -0.5], [1e-40, -1e-40]]
     sent.rewards[:2] = -0.0, 1e-42
@@ -174,19 +169,19 @@ def test_minari_loads_it_by_id(
     out = tmp_path / "sets" / "toy-v3"
     assert m3pc("replay", "export", live, out, "--format", "minari").code == 0
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "sets"))
-    found = minari.load_dataset("toy-v3")
-    assert (found.total_episodes, found.total_steps) == (6, 45)
-    for one, expected in zip(found.iterate_episodes(), ALL, strict=True):
+    loaded = minari.load_dataset("toy-v3")
+    assert (loaded.total_episodes, loaded.total_steps) == (6, 45)
+    for one, expected in zip(loaded.iterate_episodes(), ALL, strict=True):
         assert (one.observations == expected.states).all()
         assert one.terminations.tolist() == [False] * (len(expected) - 1) + [expected.terminated]
-    assert [entry["seed"] for entry in found.storage.get_episode_metadata(range(2))] == [100, 101]
+    assert [entry["seed"] for entry in loaded.storage.get_episode_metadata(range(2))] == [100, 101]
     assert list(minari.list_local_datasets()) == ["toy-v3"]
 
 
 def test_minari_makes_the_environment_again(m3pc: Command, tmp_path: Path) -> None:
     import minari
 
-    about = header(states=3, actions=1, horizon=150).model_copy(update={"env": "Pendulum-v1"})
+    about = header(states=3, actions=1, max_episode_steps=150, env="Pendulum-v1")
     with Writer(tmp_path / "live", about) as writer:
         writer.append(AppendKey(0, 0, 0), encode(numbered(0, 9, states=3)))
     out = tmp_path / "out"
@@ -198,10 +193,8 @@ def test_minari_makes_the_environment_again(m3pc: Command, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("env", ["Lift", "toy/Unheard-v7", "evil.module:Env-v0", "no id at all!"])
-def test_an_environment_that_nobody_knows_is_never_loaded(
-    env: str, m3pc: Command, tmp_path: Path
-) -> None:
-    about = header(horizon=77).model_copy(update={"env": env})
+def test_an_unknown_environment_is_never_loaded(env: str, m3pc: Command, tmp_path: Path) -> None:
+    about = header(max_episode_steps=77).model_copy(update={"env": env})
     with Writer(tmp_path / "live", about) as writer:
         writer.append(AppendKey(0, 0, 0), encode(numbered(0, 9)))
     out, back = tmp_path / "out", tmp_path / "back"
@@ -221,7 +214,7 @@ def test_an_environment_that_nobody_knows_is_never_loaded(
         ("...", "store-v0"),
     ],
 )
-def test_any_folder_name_gives_an_id_that_minari_takes(name: str, expected: str) -> None:
+def test_any_folder_name_gives_an_id_that_minari_accepts(name: str, expected: str) -> None:
     from minari.dataset.minari_dataset import parse_dataset_id
 
     assert dataset_id(name) == expected
@@ -229,15 +222,15 @@ def test_any_folder_name_gives_an_id_that_minari_takes(name: str, expected: str)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "minari"])
-def test_an_export_that_cannot_be_leaves_nothing(
+def test_an_impossible_export_leaves_nothing(
     kind: str, m3pc: Command, live: Path, tmp_path: Path
 ) -> None:
     empty, taken, all_withdrawn = (tmp_path / name for name in ("empty", "taken", "withdrawn"))
     Writer(empty, header()).close()
     taken.mkdir()
     with fill(all_withdrawn) as writer:
-        writer.withdraw(0)
-        writer.withdraw(1)
+        writer.withdraw_producer(0)
+        writer.withdraw_producer(1)
     cases = [
         (live, taken, kind, "exists already"),
         (empty, tmp_path / "out", kind, "no episode"),
@@ -257,7 +250,7 @@ def test_an_export_that_fails_half_way_leaves_nothing(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("m3pc.datagen.exporting._sync", full)
+    monkeypatch.setattr("m3pc.datagen.exporting.sync_directory", full)
     with nothing_left(tmp_path):
         for kind in ("parquet", "minari"):
             done = m3pc("replay", "export", live, tmp_path / "out", "--format", kind)

@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from m3pc.datagen.collect import played
-from m3pc.datagen.from_scripts import ScriptedDataRequest, demonstrate, tally
+from m3pc.core.progress import ignore_progress
+from m3pc.datagen.collect import collect
+from m3pc.datagen.from_scripts import ScriptedDataRequest, make_scripted_dataset, tally
 from m3pc.datagen.policies.networks import AdaptedPolicy, Linear, RegressionPolicy
-from m3pc.datagen.policies.scripted import CASTS
+from m3pc.datagen.policies.scripted import SCHEDULES
 from m3pc.datagen.regenerate import columns
 from m3pc.types import Floats, InputError
 from replay.store.store import Store
 from tests.support.episodes.shared_data import shared_file
-from tests.support.runs.commands import assert_one_sentence, invoke
+from tests.support.runs.commands import Command, assert_one_sentence
 
 needs_robosuite = pytest.mark.skipif(
     find_spec("robosuite") is None,
@@ -44,28 +45,24 @@ LIFT, CAN, SQUARE = "robosuite/Lift", "robosuite/PickPlaceCan", "robosuite/NutAs
         ([CAN, "--quality", "good", "--strength", "1"], "--strength given, but robosuite/PickPl"),
     ],
 )
-def test_what_does_not_go_together_is_one_sentence_and_exit_code_2(
-    arguments: list[str],
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_conflicting_options_are_one_sentence_and_exit_code_2(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m3pc: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert_one_sentence(invoke(capsys, monkeypatch, "data", "make", *arguments), words)
+    assert_one_sentence(m3pc("data", "make", *arguments), words)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_each_role_is_counted_by_itself() -> None:
-    cast = CASTS[CAN]["paired"]
-    place, throw = tally(cast, [100, 90, 110, 95], [True, False, True, False])
+def test_each_variant_is_counted_by_itself() -> None:
+    schedule = SCHEDULES[CAN]["paired"]
+    place, throw = tally(schedule, [100, 90, 110, 95], [True, False, True, False])
     assert (place.name, place.lengths, place.successes) == ("place", [100, 110], 2)
     assert (throw.name, throw.lengths, throw.successes) == ("throw", [90, 95], 0)
 
 
 @needs_robosuite
 def test_one_process_and_two_make_the_same_bytes(tmp_path: Path) -> None:
-    orders = [
+    requests = [
         ScriptedDataRequest(
             env_id=LIFT,
             out=tmp_path / f"{workers}",
@@ -77,48 +74,48 @@ def test_one_process_and_two_make_the_same_bytes(tmp_path: Path) -> None:
         for workers in (1, 2)
     ]
     one, two = (
-        demonstrate(order, lambda progress: None, workers=int(order.out.name))[0]
-        for order in orders
+        make_scripted_dataset(request, ignore_progress, workers=int(request.out.name))[0]
+        for request in requests
     )
     assert one.totals.episodes == 6
     assert one.checksum == two.checksum
 
 
 @needs_robosuite
-def test_noise_and_pushes_that_are_asked_for_are_every_roles(tmp_path: Path) -> None:
-    order = ScriptedDataRequest(
+def test_given_noise_and_path_noise_replace_those_of_every_variant(tmp_path: Path) -> None:
+    request = ScriptedDataRequest(
         env_id=LIFT,
         out=tmp_path / "set",
         quality="good",
         episodes=1,
         noise=0.0,
-        strays=0.5,
+        path_noise=0.5,
         seed=2,
         picture=tmp_path / "roles.png",
     )
-    store, _ = demonstrate(order, lambda progress: None, workers=1)
-    (role,) = store.header.source["roles"]
-    assert (role["noise"], role["strays"]) == (0.0, 0.5)
+    store, _ = make_scripted_dataset(request, ignore_progress, workers=1)
+    (variant,) = store.header.source["roles"]
+    assert (variant["noise"], variant["strays"]) == (0.0, 0.5)
     (episode,) = store.episodes()
-    assert set(episode.actions[:, 6].tolist()) <= {-1.0, 1.0}  # the gripper is told so or so
+    assert set(episode.actions[:, 6].tolist()) <= {-1.0, 1.0}  # the gripper opens or closes
 
 
 @dataclass(frozen=True)
-class Trio:
-    """Three lazy players that begin alike; each stops after as many steps as its number says."""
+class RoundsOfThree:
+    """Three policies that share an initial state; they stop after 1, 2 and 3 steps."""
 
-    round: int = 3
+    episodes_per_round: int = 3
 
-    def start(self, number: int) -> int:
-        return number // self.round
+    def initial_state(self, number: int) -> int:
+        return number // self.episodes_per_round
 
-    def player(self, number: int, rng: np.random.Generator) -> "Lazy":
-        return Lazy(number % self.round + 1)
+    def policy_of(self, number: int, rng: np.random.Generator) -> "ShortPolicy":
+        return ShortPolicy(number % self.episodes_per_round + 1)
 
 
 @dataclass
-class Lazy:
-    left: int
+class ShortPolicy:
+    left: int  # steps
 
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
         self.left -= 1
@@ -137,8 +134,8 @@ class Lazy:
         ({"episodes": 4}, [1, 2, 3, 1, 2, 3]),
     ],
 )
-def test_a_round_is_played_to_its_end(size: dict[str, int], lengths: list[int]) -> None:
-    episodes = list(played("Pendulum-v1", Trio(), seed=0, workers=1, **size))
+def test_a_collection_completes_its_last_round(size: dict[str, int], lengths: list[int]) -> None:
+    episodes = list(collect("Pendulum-v1", RoundsOfThree(), seed=0, workers=1, **size))
     assert [len(episode) for episode in episodes] == lengths
     for one in episodes:
         assert (one.terminated, one.truncated) == (False, False)
@@ -149,12 +146,12 @@ def test_a_round_is_played_to_its_end(size: dict[str, int], lengths: list[int]) 
 
 
 @needs_robosuite
-def test_the_command_makes_a_pair_and_says_what_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_command_makes_a_pair_and_describes_it_in_the_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m3pc: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
     order = ["data", "make", "robosuite/CanLim", "--quality", "paired", "--episodes", "2"]
-    done = invoke(capsys, monkeypatch, *order)
+    done = m3pc(*order)
     assert done.code == 0, done.errors
     assert "place: 1 of 1 succeed" in done.out
     assert "throw: 0 of 1 succeed" in done.out
@@ -166,7 +163,7 @@ def test_the_command_makes_a_pair_and_says_what_it_is(
     source = header.source
     engine = source.pop("engine")
     assert engine.startswith("mujoco") and "robosuite 1.4" in engine
-    assert [role["name"] for role in source.pop("roles")] == ["place", "throw"]
+    assert [variant["name"] for variant in source.pop("roles")] == ["place", "throw"]
     assert source == {
         "kind": "made",
         "quality": "paired",
@@ -180,7 +177,7 @@ def test_the_command_makes_a_pair_and_says_what_it_is(
     assert (good.terminated, bad.terminated) == (True, False)
 
 
-def test_a_regression_gives_its_last_layer_within_the_bounds() -> None:
+def test_a_regression_policy_returns_its_clipped_last_layer() -> None:
     """Hidden: relu(2 s0, -s1); action: their sum and their difference, clipped."""
     one = Linear(weight=np.array([[2, 0], [0, -1]], np.float32), bias=np.zeros(2, np.float32))
     top = Linear(weight=np.array([[1, 1], [1, -1]], np.float32), bias=np.zeros(2, np.float32))
@@ -207,13 +204,13 @@ def test_an_order_of_observations_becomes_columns_of_the_state() -> None:
 @pytest.mark.long
 @needs_robosuite
 def test_a_cloned_policy_is_rolled_out_where_its_order_is_given(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, m3pc: Command
 ) -> None:
     policy = str(shared_file("robomimic/bc_lift_ph.npz"))
     monkeypatch.chdir(tmp_path)
     order = ["data", "regenerate", policy, "out", "--steps", "60", "--env", LIFT]
     more = ["--order", "object,eef_pos,eef_quat,gripper_qpos", "--noise", "0.05"]
-    done = invoke(capsys, monkeypatch, *order, *more)
+    done = m3pc(*order, *more)
     assert done.code == 0, done.errors
     store = Store(tmp_path / "out")
     assert store.episode_returns.tolist() == [1.0] * store.totals.episodes

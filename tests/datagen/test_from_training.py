@@ -13,11 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.sac import SAC, Ring, SACConfig, forward_actor, forward_critics, squash
+from actors.single_env import SinglePolicy
+from learner.sac import SAC, ReplayRing, SACConfig, forward_actor, forward_critics, squash
 from m3pc.datagen.collect import collect
 from m3pc.datagen.from_training import thin
 from m3pc.datagen.policies.networks import Linear, TanhGaussian
-from m3pc.datagen.sac_training import SACTraining, stated_return, train
+from m3pc.datagen.sac_training import SACTraining, target_return_of, train
 from m3pc.types import Episode, Floats, InputError
 
 TINY = SACConfig(hidden=(64, 64), batch=64, capacity=20_000)
@@ -77,18 +78,18 @@ def test_truncation_bootstraps_and_termination_does_not(terminated: bool, expect
 
 
 def test_the_ring_keeps_the_newest_transitions_and_where_they_end() -> None:
-    ring = Ring(1, 1, capacity=5)
+    ring = ReplayRing(1, 1, capacity=5)
     ring.add(episode(4, terminated=True))
     ring.add(episode(3, first=10))
     assert len(ring) == 5
     batch = ring.sample(200, np.random.default_rng(0))
-    seen = {(float(s), float(g)) for s, g in zip(batch.states[:, 0], batch.goes_on, strict=True)}
+    seen = {(float(s), float(g)) for s, g in zip(batch.states[:, 0], batch.continues, strict=True)}
     assert seen == {(2, 1), (3, 0), (10, 1), (11, 1), (12, 1)}
     np.testing.assert_array_equal(batch.next_states, batch.states + 1)
 
 
 def test_the_ring_takes_an_episode_longer_than_itself() -> None:
-    ring = Ring(1, 1, capacity=3)
+    ring = ReplayRing(1, 1, capacity=3)
     ring.add(episode(10))
     assert set(ring.sample(100, np.random.default_rng(0)).states[:, 0].tolist()) == {7, 8, 9}
 
@@ -122,7 +123,7 @@ def short_training() -> SACTraining:
 
 
 def digest(training: SACTraining) -> str:
-    """Of every number in the episodes, the curve and the policy."""
+    """A digest of every number in the episodes, the curve and the policy."""
     sha = hashlib.sha256(repr(training.curve).encode())
     policy = training.policy
     for linear in (*policy.hidden, policy.mean, policy.log_std):
@@ -155,7 +156,7 @@ def test_a_training_keeps_every_episode_with_the_version_that_acted() -> None:
     assert [len(e) for e in training.episodes] == [200, 200, 200]
     assert [e.version for e in training.episodes] == [0, 200, 400]  # updates start after 200 steps
     assert training.version == 600
-    assert [progress.steps for progress in training.curve] == [200, 400, 600]
+    assert [point.steps for point in training.curve] == [200, 400, 600]
     assert all(np.abs(e.actions).max() <= 1 for e in training.episodes)
 
 
@@ -170,17 +171,21 @@ def test_sac_learns_to_swing_a_pendulum_up() -> None:
         settings=TINY,
     )
     assert training.reached
-    drawn = list(collect("Pendulum-v1", training.policy, steps=1_900, seed=1, version=5))
-    assert [(len(e), e.version) for e in drawn] == [(200, 5)] * 10  # whole episodes only
+    drawn = list(
+        collect("Pendulum-v1", SinglePolicy(training.policy), steps=1_900, seed=1, version=5)
+    )
+    assert [(len(e), e.version) for e in drawn] == [(200, 5)] * 10  # complete episodes only
     assert np.mean([e.rewards.sum() for e in drawn]) > -500
     assert np.mean([e.rewards.sum() for e in training.episodes[:5]]) < -800
 
 
-def test_stated_returns_follow_from_the_reference_scores() -> None:
-    assert stated_return("d4rl/Hopper-v2", "medium") == pytest.approx(1281.56, abs=0.01)
-    assert stated_return("d4rl/Hopper-v2", "medium-replay") == stated_return("Hopper-v4", "medium")
-    assert stated_return("d4rl/HalfCheetah-v2", "expert") == pytest.approx(10893.48, abs=0.01)
-    assert stated_return("Pendulum-v1", "expert", given=-200.0) == -200.0
+def test_target_returns_follow_from_the_reference_scores() -> None:
+    assert target_return_of("d4rl/Hopper-v2", "medium") == pytest.approx(1281.56, abs=0.01)
+    assert target_return_of("d4rl/Hopper-v2", "medium-replay") == target_return_of(
+        "Hopper-v4", "medium"
+    )
+    assert target_return_of("d4rl/HalfCheetah-v2", "expert") == pytest.approx(10893.48, abs=0.01)
+    assert target_return_of("Pendulum-v1", "expert", -200.0) == -200.0
 
 
 @pytest.mark.parametrize(
@@ -189,7 +194,7 @@ def test_stated_returns_follow_from_the_reference_scores() -> None:
 )
 def test_a_quality_without_a_return_is_refused(env_id: str, quality: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        stated_return(env_id, quality)
+        target_return_of(env_id, quality)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(1, 1_500))

@@ -10,14 +10,14 @@ import pytest
 from actors.single_env import play
 from m3pc.core.manipulation_tasks import FLOOR
 from m3pc.datagen.from_scripts import succeeded
-from m3pc.datagen.policies.scripted import AFTER_FALL, CASTS
+from m3pc.datagen.policies.scripted import SCHEDULES, STEPS_AFTER_FALL
 from m3pc.envs import make
 from m3pc.types import Episode
 
 pytest.importorskip("robosuite", reason="robosuite is not installed: pip install 'm3pc[robosuite]'")
 
-LIFT, CAN, CAN_LIM = CASTS
-SEED = 41  # of no set that was tuned on
+LIFT, CAN, CAN_LIM = SCHEDULES
+SEED = 41  # not used for tuning the scripts
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,12 @@ def can() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def pair(can: Any) -> list[Episode]:
-    return [play(can, CASTS[CAN]["paired"], seed=SEED, number=number) for number in (2, 3)]
+    return [play(can, SCHEDULES[CAN]["paired"], seed=SEED, number=number) for number in (2, 3)]
 
 
 def successes(env: Any, env_id: str, count: int) -> int:
-    cast = CASTS[env_id]["good"]
-    return sum(succeeded(play(env, cast, seed=SEED, number=n)) for n in range(count))
+    schedule = SCHEDULES[env_id]["good"]
+    return sum(succeeded(play(env, schedule, seed=SEED, number=n)) for n in range(count))
 
 
 def test_the_good_script_lifts_cubes_that_it_never_saw() -> None:
@@ -57,16 +57,19 @@ def test_a_thrown_can_lies_outside_and_its_episode_was_cut_short(pair: list[Epis
     _, bad = pair
     cans = bad.states[:, 9:12]
     assert cans[-1, 2] < FLOOR < cans[0, 2]
-    assert (cans[:-1, 2] < FLOOR).sum() == AFTER_FALL
+    assert (cans[:-1, 2] < FLOOR).sum() == STEPS_AFTER_FALL
     assert (bad.terminated, bad.truncated) == (False, False)
-    low, high = np.array(CASTS[CAN]["paired"].task.low), np.array(CASTS[CAN]["paired"].task.high)
+    low, high = (
+        np.array(SCHEDULES[CAN]["paired"].task.low),
+        np.array(SCHEDULES[CAN]["paired"].task.high),
+    )
     assert ((cans[-1, :2] < low) | (cans[-1, :2] > high)).any()
 
 
-def test_the_limited_can_is_the_whole_one_with_less_to_see(pair: list[Episode]) -> None:
+def test_the_limited_can_shows_the_first_numbers_of_the_complete_state(pair: list[Episode]) -> None:
     good, _ = pair
     with closing(make(CAN_LIM)) as env:
-        limited = play(env, CASTS[CAN_LIM]["paired"], seed=SEED, number=2)
+        limited = play(env, SCHEDULES[CAN_LIM]["paired"], seed=SEED, number=2)
     assert limited.states.tobytes() == np.ascontiguousarray(good.states[:, :12]).tobytes()
     assert limited.actions.tobytes() == good.actions.tobytes()
 

@@ -1,4 +1,4 @@
-"""Every bad file is refused with one sentence that says what was found, and leaves nothing."""
+"""Every bad file is refused with a one-line message, and nothing is left behind."""
 
 import os
 from collections.abc import Callable
@@ -51,10 +51,10 @@ COLUMNS: dict[str, tuple[Callable[[Columns], Columns], str]] = {
     "-Inf state": (put("observations", 1, -np.inf), "states hold NaN or Inf"),
     "too large for float32": (put("rewards", 1, 1e39), "rewards hold NaN or Inf at step 1"),
     "action beyond 1": (put("actions", 9, -1.5), "an action reaches 1.5, expected [-1, 1]"),
-    "flag 2": (put("terminals", 1, 2), "/terminals holds other values than 0 and 1"),
-    "flag -1": (put("timeouts", 1, -1), "/timeouts holds other values than 0 and 1"),
-    "flag 0.5": (put("terminals", 1, 0.5), "/terminals holds other values than 0 and 1"),
-    "flag NaN": (put("timeouts", 1, np.nan), "/timeouts holds other values than 0 and 1"),
+    "flag 2": (put("terminals", 1, 2), "/terminals holds values other than 0 and 1"),
+    "flag -1": (put("timeouts", 1, -1), "/timeouts holds values other than 0 and 1"),
+    "flag 0.5": (put("terminals", 1, 0.5), "/terminals holds values other than 0 and 1"),
+    "flag NaN": (put("timeouts", 1, np.nan), "/timeouts holds values other than 0 and 1"),
     "short rewards": (shape("rewards", lambda c: c[:-1]), "[16, 16, 15, 16, 16] rows"),
     "short actions": (shape("actions", lambda c: c[1:]), "[16, 15, 16, 16, 16] rows"),
     "long flags": (shape("timeouts", lambda c: np.tile(c, 2)), "[16, 16, 16, 16, 32] rows"),
@@ -85,19 +85,19 @@ def test_bad_columns_of_d4rl_are_refused(name: str, tmp_path: Path) -> None:
     assert word in refusal(path, tmp_path / "out")
 
 
-def test_an_episode_longer_than_the_horizon_is_refused(tmp_path: Path) -> None:
+def test_an_episode_longer_than_the_step_limit_is_refused(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "bad.hdf5", transitions(np.random.default_rng(1)))
-    found = refusal(path, tmp_path / "out", max_episode_steps=4)
-    assert "episode 0 has 5 steps, more than the step limit 4" in found
+    message = refusal(path, tmp_path / "out", max_episode_steps=4)
+    assert "episode 0 has 5 steps, more than the step limit 4" in message
 
 
-def test_a_column_that_its_kind_of_file_must_have_is_named(tmp_path: Path) -> None:
+def test_a_missing_column_is_named(tmp_path: Path) -> None:
     columns = without("rewards")(transitions(np.random.default_rng(1)))
     path = write_hdf5(tmp_path / "bad.hdf5", columns)
     assert "/ has no 'rewards'" in refusal(f"d4rl:{path}", tmp_path / "out")
 
 
-# Things that HDF5 can do and a plain array of numbers does not need.
+# Features of HDF5 that a plain array of numbers does not need.
 
 
 def strings(file: h5py.File, column: Any) -> None:
@@ -143,7 +143,7 @@ TRICKS: dict[str, tuple[Callable[[h5py.File, Any], None], str]] = {
     "references": (references, "/rewards holds object, expected numbers"),
     "compound": (compound, "expected numbers"),
     "small arrays": (small_arrays, "expected numbers"),
-    "huge": (huge, "says it has shape (1000000000,)"),
+    "huge": (huge, "/rewards has shape (1000000000,)"),
     "empty space": (lambda f, c: f.create_dataset("rewards", data=h5py.Empty("f4")), "shape None"),
     "plug-in filter": (plugin_filter, "needs the plug-in filters [32015]"),
     "group": (lambda f, c: f.create_group("rewards"), "/rewards is a group, expected an array"),
@@ -161,7 +161,7 @@ def test_more_than_plain_arrays_is_refused(name: str, tmp_path: Path) -> None:
     assert word in refusal(path, tmp_path / "out")
 
 
-# Files that are none, and things that are no files.
+# Files that are not HDF5, and paths that are not files.
 
 
 def test_files_that_are_not_hdf5_are_refused(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_files_that_are_not_hdf5_are_refused(tmp_path: Path) -> None:
         assert "bad.hdf5 is not readable as HDF5" in refusal(bad, tmp_path / "out")
 
 
-def test_things_that_are_no_files_are_refused_without_being_opened(tmp_path: Path) -> None:
+def test_paths_that_are_not_files_are_refused_without_being_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
@@ -185,14 +185,14 @@ def test_things_that_are_no_files_are_refused_without_being_opened(tmp_path: Pat
     assert "no file or folder" in refusal("~nobody-of-this-name/file", out)
 
 
-def test_an_unknown_id_is_refused_with_the_ones_that_are_close(tmp_path: Path) -> None:
-    found = refusal("d4rl:hopper-medum-v2", tmp_path / "out")
-    assert "did you mean" in found
-    assert "d4rl:hopper-medium-v2" in found
+def test_an_unknown_id_is_refused_with_similar_ones(tmp_path: Path) -> None:
+    message = refusal("d4rl:hopper-medum-v2", tmp_path / "out")
+    assert "did you mean" in message
+    assert "d4rl:hopper-medium-v2" in message
     assert "begins with 'atari'" in refusal("atari:pong", tmp_path / "out")
 
 
-def test_an_out_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_an_output_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "good.hdf5", transitions(np.random.default_rng(4)))
     file = tmp_path / "file"
     file.write_text("precious")
@@ -220,14 +220,14 @@ DEMOS: dict[str, tuple[Callable[[Columns], list[Columns]], str]] = {
     "a lost key": (second_demo(without("obs/object")), "/data/demo_2/obs lacks"),
     "a lost next key": (second_demo(without("next_obs/object")), "/data/demo_2/next_obs lacks"),
     "short obs": (second_demo(shape("obs/object", lambda c: c[1:])), "lengths: [4, 4, 4, 3]"),
-    "lost steps": (second_demo(lambda d: d | {k: d[k][:0] for k in d}), "neither 0"),
+    "lost steps": (second_demo(lambda d: d | {k: d[k][:0] for k in d}), "neither of them 0"),
     "more next_obs": (
         second_demo(lambda d: {k: np.tile(v, (2, 1)) if "next" in k else v for k, v in d.items()}),
         "next_obs of [8, 19]",
     ),
     "short rewards": (second_demo(shape("rewards", lambda c: c[1:])), "[4, 4, 3, 4] rows of obs"),
-    "done 2": (second_demo(put("dones", -1, 2)), "/data/demo_2/dones holds other values"),
-    "done NaN": (second_demo(put("dones", -1, np.nan)), "/data/demo_2/dones holds other values"),
+    "done 2": (second_demo(put("dones", -1, 2)), "/data/demo_2/dones holds values other"),
+    "done NaN": (second_demo(put("dones", -1, np.nan)), "/data/demo_2/dones holds values other"),
     "NaN": (second_demo(put("obs/object", 1, np.nan)), "episode 1: states hold NaN"),
     "no rewards": (second_demo(without("rewards")), "/data/demo_2 has no 'rewards'"),
     "no actions": (second_demo(without("actions")), "/data/demo_2 has no 'actions'"),
@@ -266,7 +266,7 @@ def test_bad_groups_of_robomimic_are_refused(tmp_path: Path) -> None:
 # The command as users run it
 
 
-def test_the_command_ends_with_2_and_one_sentence(tmp_path: Path) -> None:
+def test_the_command_ends_with_2_and_a_message(tmp_path: Path) -> None:
     columns = transitions(np.random.default_rng(10))
     linked = write_hdf5(tmp_path / "linked.hdf5", without("rewards")(columns))
     with h5py.File(linked, "a") as file:
@@ -296,4 +296,4 @@ def test_the_command_refuses_a_damaged_store(tmp_path: Path) -> None:
         assert_refused(command(name, tmp_path / "nowhere"), "is not a store")
 
 
-assert sum(PARTS.values()) == 19  # the width that the sentences above speak of
+assert sum(PARTS.values()) == 19  # the width in the messages above

@@ -1,4 +1,4 @@
-"""Bad Minari data sets are refused, and no code that they name is run."""
+"""Bad Minari datasets are refused, and no code that they name is run."""
 
 import json
 from collections.abc import Callable
@@ -38,12 +38,12 @@ def edit_metadata(folder: Path, change: Callable[[dict[str, Any]], object]) -> N
 
 METADATA: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no action space": (lambda m: m.pop("action_space"), "KeyError: 'action_space'"),
-    "an empty space": (lambda m: m.update(action_space="{}"), "not readable as a Minari data set"),
+    "an empty space": (lambda m: m.update(action_space="{}"), "not readable as a Minari dataset"),
     "a space of no text": (lambda m: m.update(action_space=None), "not text"),
     "an unknown format": (lambda m: m.update(data_format="zip"), "not readable as a Minari"),
     "another version": (lambda m: m.update(minari_version="9.9"), "not readable as a Minari"),
     "too many episodes": (lambda m: m.update(total_episodes=9), "cannot be read"),
-    "no episodes": (lambda m: m.update(total_episodes=0), "not readable as a Minari data set"),
+    "no episodes": (lambda m: m.update(total_episodes=0), "not readable as a Minari dataset"),
 }
 
 
@@ -59,8 +59,8 @@ def test_minari_metadata_that_is_no_json_is_refused(tmp_path: Path) -> None:
     folder = minari(tmp_path)
     for content in (b"", b"\xff\x00garbage", b"[]", b"[" * 100_000):
         (folder / "data" / "metadata.json").write_bytes(content)
-        found = refusal(folder, tmp_path / "out", max_episode_steps=9)
-        assert "metadata.json is not JSON" in found or "RecursionError" in found
+        message = refusal(folder, tmp_path / "out", max_episode_steps=9)
+        assert "metadata.json is not JSON" in message or "RecursionError" in message
 
 
 @pytest.mark.parametrize("space", ["action_space", "observation_space"])
@@ -99,11 +99,11 @@ def test_bad_specs_of_minari_environments_are_refused(
     assert word in refusal(folder, tmp_path / "out")
 
 
-def test_links_and_circles_inside_minari_files_are_refused_or_harmless(tmp_path: Path) -> None:
+def test_links_and_cycles_in_minari_files_are_refused_or_harmless(tmp_path: Path) -> None:
     folder, out = minari(tmp_path), tmp_path / "out"
     main = folder / "data" / "main_data.hdf5"
     with h5py.File(main, "a") as file:
-        file["episode_0/round"] = file["/"]  # a hard link back: every walk must see it once
+        file["episode_0/round"] = file["/"]  # a hard link back to the root: a cycle
     ingest(
         str(folder),
         tmp_path / "good",
@@ -141,12 +141,12 @@ def test_minari_data_of_other_kinds_is_refused(tmp_path: Path) -> None:
     (folder / "data" / "main_data.hdf5").write_bytes(b"")
     assert "main_data.hdf5 is not readable as HDF5" in refusal(folder, out, max_episode_steps=9)
     (folder / "data" / "main_data.hdf5").unlink()
-    assert "not readable as a Minari data set" in refusal(folder, out, max_episode_steps=9)
+    assert "not readable as a Minari dataset" in refusal(folder, out, max_episode_steps=9)
 
 
 def test_discrete_actions_of_minari_are_refused(tmp_path: Path) -> None:
     recorded = swing(np.random.default_rng(8), 4, ended="cut")
     recorded["actions"] = np.zeros(4, np.int64)
     folder = write_minari(tmp_path / "minari", [recorded], action_space=Discrete(2))
-    found = refusal(folder, tmp_path / "out", max_episode_steps=9)
-    assert "actions are in Discrete(2); expected a Box" in found
+    message = refusal(folder, tmp_path / "out", max_episode_steps=9)
+    assert "actions are in Discrete(2); expected a Box" in message

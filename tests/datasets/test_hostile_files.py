@@ -1,6 +1,6 @@
-"""Files made to do harm: nothing of them runs, nothing grows without bound, nothing stays.
+"""Malicious files: none of their code runs, no output grows without bound, nothing is left behind.
 
-What HDF5 itself can do is in test_bad_input.py, archives of arrays are in test_bad_policies.py.
+Features of HDF5 are in test_bad_input.py, archives of arrays in test_bad_policies.py.
 """
 
 import os
@@ -25,7 +25,6 @@ from m3pc.datasets.source import ImportOptions
 from m3pc.model.device import bf16_works
 from m3pc.types import InputError
 from replay.store.store import Store
-from tests.replay.store.test_store_damage import replaced
 from tests.support.episodes.foreign_files import (
     demonstration,
     policy,
@@ -36,13 +35,14 @@ from tests.support.episodes.foreign_files import (
     write_npz,
     write_small_store,
 )
+from tests.support.faults.resealed_store import replace_segment_file
 from tests.support.runs.refusals import LIMITS, refusal
 
 HARM = "open({marker!r}, 'w').close()\n"
 
 
 class Harm:
-    """What runs when somebody unpickles it."""
+    """Makes a folder when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self._marker = marker
@@ -62,7 +62,7 @@ def plant(folder: Path, marker: Path, *modules: str) -> None:
 def test_no_module_that_came_with_a_file_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user goes into the folder that was fetched and imports what lies there."""
+    """A user changes to the downloaded folder and imports a file from there."""
     path = write_hdf5(tmp_path / "good.hdf5", transitions(np.random.default_rng(1)))
     marker = tmp_path / "marker"
     plant(tmp_path, marker, "h5py", "numpy", "pydantic", "pyarrow", "minari", "resource")
@@ -118,16 +118,16 @@ def test_no_type_of_an_arrow_column_is_unpickled(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-def test_names_in_a_file_are_not_obeyed_by_a_terminal(tmp_path: Path) -> None:
+def test_names_in_a_file_reach_no_terminal_unfiltered(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "bad.hdf5", transitions(np.random.default_rng(2)))
     with h5py.File(path, "a") as file:
         file["\x1b[2J\x1b]0;title\x07\u202ename"] = h5py.SoftLink("/rewards")
-    found = refusal(path, tmp_path / "out")
-    assert "/?[2J?]0;title??name is a SoftLink" in found
-    assert found.isprintable()
+    message = refusal(path, tmp_path / "out")
+    assert "/?[2J?]0;title??name is a SoftLink" in message
+    assert message.isprintable()
 
 
-# Texts beside a policy lead elsewhere as well as arrays do.
+# Texts beside a policy, which may lead to other files as arrays may.
 
 
 def outside(file: h5py.Group, secret: Path) -> None:
@@ -195,7 +195,7 @@ def test_an_archive_whose_list_lies_about_sizes_is_refused(tmp_path: Path) -> No
         behaviour.main({"path": str(path), "out": str(tmp_path / "out.npz")})
 
 
-def test_names_of_an_archive_lead_nowhere(tmp_path: Path) -> None:
+def test_names_in_an_archive_are_not_used_as_paths(tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     arrays = policy(np.random.default_rng(5))
@@ -227,10 +227,10 @@ def many_names(path: Path, count: int) -> Path:
 def test_one_array_under_many_names_does_not_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a bound, half a megabyte becomes as many gigabytes as somebody likes."""
+    """Without a bound, half a megabyte becomes any number of gigabytes."""
     path, out = many_names(tmp_path / "links.hdf5", 1000), tmp_path / "out"
-    monkeypatch.setattr(convert, "LARGEST", 1 << 20)
-    monkeypatch.setattr(convert, "LARGEST_RATIO", 1)
+    monkeypatch.setattr(convert, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(convert, "MAX_RATIO", 1)
     out.mkdir()
     job = {"path": str(path), "kind": "", "name": path.name, "sha256": "", "out": str(out)}
     options = {"keys": ["object"], "max_episode_steps": None, "env": None}
@@ -243,10 +243,10 @@ def test_what_a_file_may_become_counts_what_it_has_on_disk(tmp_path: Path) -> No
     sparse = tmp_path / "sparse"
     with sparse.open("wb") as file:
         file.truncate(1 << 40)
-    assert convert._largest(sparse) == convert.LARGEST
+    assert convert.max_store_bytes(sparse) == convert.MAX_BYTES
     full = tmp_path / "full"
     full.write_bytes(bytes(32 << 20))
-    assert convert._largest(full) >= convert.LARGEST_RATIO * (32 << 20)
+    assert convert.max_store_bytes(full) >= convert.MAX_RATIO * (32 << 20)
 
 
 def test_a_file_of_holes_is_refused(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def zeros(kind: pa.DataType, rows: int) -> pa.Array:
     return pa.array(np.zeros(rows, kind.to_pandas_dtype()))
 
 
-def test_a_bomb_in_a_data_set_of_arrow_files_is_refused(tmp_path: Path) -> None:
+def test_a_decompression_bomb_in_arrow_files_is_refused(tmp_path: Path) -> None:
     folder = arrow_minari(tmp_path)
     [part] = folder.glob("data/0/*.arrow")
     with pa.ipc.open_file(part.read_bytes()) as reader:
@@ -291,7 +291,7 @@ def test_a_bomb_in_a_data_set_of_arrow_files_is_refused(tmp_path: Path) -> None:
     refusal(folder, tmp_path / "out", max_episode_steps=9)
 
 
-# Columns of a store are mapped, so whoever opens one holds what its files hold and no more.
+# Columns of a store are memory-mapped, so opening one takes no more memory than its files.
 
 
 @pytest.mark.parametrize(
@@ -306,9 +306,9 @@ def test_a_store_with_compressed_columns_is_not_read(
     path = store / "segments" / f"000000.{kind}.arrow"
     with pa.ipc.open_file(path.read_bytes()) as reader:
         batch = reader.get_batch(0)
-    replaced(store, path.name, packed(batch, None))
+    replace_segment_file(store, path.name, packed(batch, None))
     assert Store(store).totals.episodes == 4
-    replaced(store, path.name, packed(batch, codec, notes))
+    replace_segment_file(store, path.name, packed(batch, codec, notes))
     with pytest.raises(InputError, match="is compressed"):
         Store(store)
 
@@ -338,7 +338,7 @@ def link_to_device(place: Path) -> None:
     place.symlink_to("/dev/zero")
 
 
-INHABITANTS: dict[str, tuple[Callable[[Path], None], str]] = {
+ENTRIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "pipe": (pipe, "is neither a file nor a folder"),
     "socket": (unix_socket, "is neither a file nor a folder"),
     "device": (link_to_device, "is neither a file nor a folder"),
@@ -350,17 +350,17 @@ INHABITANTS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", INHABITANTS)
-def test_a_folder_of_anything_but_its_own_files_is_refused(
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_folder_with_anything_but_its_own_files_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    make, words = INHABITANTS[name]
+    make, words = ENTRIES[name]
     recorded = swing(np.random.default_rng(7), 4, ended="cut")
     folder = write_minari(tmp_path / "minari", [recorded])
     make(folder / "data" / "main_data.hdf5")
-    found = refusal(folder, tmp_path / "out", max_episode_steps=9)
-    assert words in found
+    message = refusal(folder, tmp_path / "out", max_episode_steps=9)
+    assert words in message
 
 
 def test_a_link_inside_a_folder_is_one_of_its_files(tmp_path: Path) -> None:

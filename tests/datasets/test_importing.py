@@ -48,21 +48,21 @@ def bring_store(source: Path | str, out: Path, **options: Any) -> Store:
     return ingest(str(source), out, ImportOptions(**options), LIMITS, lambda progress: None)
 
 
-def same(found: Episode, **expected: NDArray[Any]) -> bool:
-    """Equal to the bit, once the expected is float32."""
+def same(episode: Episode, **expected: NDArray[Any]) -> bool:
+    """Whether these columns are equal to the bit, as float32."""
     return all(
-        np.array_equal(getattr(found, name), values.astype(np.float32))
+        np.array_equal(getattr(episode, name), values.astype(np.float32))
         for name, values in expected.items()
     )
 
 
 def endings(episodes: list[Episode]) -> str:
-    """A letter an episode: terminated, truncated as c(lock), neither as a dash."""
+    """A letter per episode: t(erminated), c(lock) for truncated, a dash for neither."""
     assert not any(e.terminated and e.truncated for e in episodes)
     return "".join("t" if e.terminated else "c" if e.truncated else "-" for e in episodes)
 
 
-def pieces(columns: Columns) -> list[Columns]:
+def episodes_of(columns: Columns) -> list[Columns]:
     """The columns of each of the three episodes."""
     cuts = np.cumsum(LENGTHS)[:-1]
     split = {name: np.split(column, cuts) for name, column in columns.items()}
@@ -77,29 +77,29 @@ def test_d4rl_with_successors_keeps_every_step_and_final_state(
     path = write_hdf5(tmp_path / "toy.hdf5", layout(columns))
     episodes = bring(path, tmp_path / "out", max_episode_steps=HORIZON)
     assert endings(episodes) == "tc-"
-    for found, part in zip(episodes, pieces(columns), strict=True):
-        walk = np.concatenate([part["observations"], part["next_observations"][-1:]])
-        assert same(found, states=walk, actions=part["actions"], rewards=part["rewards"])
+    for episode, part in zip(episodes, episodes_of(columns), strict=True):
+        visited = np.concatenate([part["observations"], part["next_observations"][-1:]])
+        assert same(episode, states=visited, actions=part["actions"], rewards=part["rewards"])
 
 
-def test_d4rl_v0_ends_episodes_by_the_clock_and_drops_steps_that_lead_nowhere(
+def test_d4rl_v0_ends_episodes_by_the_step_limit_and_drops_steps_without_a_successor(
     tmp_path: Path,
 ) -> None:
     columns = transitions(np.random.default_rng(2))
     path = write_hdf5(tmp_path / "toy.hdf5", as_v0(columns))
     terminated, timed_out, cut = bring(path, tmp_path / "out", max_episode_steps=HORIZON)
     assert endings([terminated, timed_out, cut]) == "tc-"
-    first, second, third = pieces(columns)
+    first, second, third = episodes_of(columns)
     # A terminal's successor is unknown but never used, so its step stays.
-    walk = np.concatenate([first["observations"], first["observations"][-1:]])
-    assert same(terminated, states=walk, actions=first["actions"], rewards=first["rewards"])
+    visited = np.concatenate([first["observations"], first["observations"][-1:]])
+    assert same(terminated, states=visited, actions=first["actions"], rewards=first["rewards"])
     # The other two end in their last stored state; the step from it was never completed.
-    for found, part in ((timed_out, second), (cut, third)):
-        assert same(found, states=part["observations"])
-        assert same(found, actions=part["actions"][:-1], rewards=part["rewards"][:-1])
+    for episode, part in ((timed_out, second), (cut, third)):
+        assert same(episode, states=part["observations"])
+        assert same(episode, actions=part["actions"][:-1], rewards=part["rewards"][:-1])
 
 
-def test_without_time_outs_the_clock_counts_from_the_last_end(tmp_path: Path) -> None:
+def test_without_time_outs_the_step_limit_counts_from_the_last_end(tmp_path: Path) -> None:
     columns = transitions(np.random.default_rng(3))
     del columns["timeouts"]
     path = write_hdf5(tmp_path / "toy.hdf5", columns)
@@ -109,7 +109,7 @@ def test_without_time_outs_the_clock_counts_from_the_last_end(tmp_path: Path) ->
     assert endings(episodes) == "ctcc-c-"
 
 
-def test_a_jump_after_exactly_the_step_limit_is_the_clock(tmp_path: Path) -> None:
+def test_a_jump_after_exactly_the_step_limit_is_a_time_out(tmp_path: Path) -> None:
     columns = transitions(np.random.default_rng(3))
     del columns["timeouts"]
     path = write_hdf5(tmp_path / "toy.hdf5", columns)
@@ -157,7 +157,7 @@ def test_rounding_beyond_the_bounds_of_actions_is_clipped(tmp_path: Path) -> Non
         ("toy.hdf5", None),
     ],
 )
-def test_the_file_name_tells_the_robot_and_the_store_where_it_came_from(
+def test_the_robot_is_read_from_the_file_name_and_the_origin_is_stored(
     name: str, env: str | None, tmp_path: Path
 ) -> None:
     path = write_hdf5(tmp_path / name, transitions(np.random.default_rng(7)))
@@ -179,14 +179,14 @@ def test_robomimic_joins_the_default_keys_and_reads_its_task(tmp_path: Path) -> 
     episodes = list(store.episodes())
     assert (store.header.env, store.header.max_episode_steps) == ("robosuite/Lift", 400)
     assert store.header.states == sum(PARTS.values())
-    assert endings(episodes) == "t-"  # 3 steps are not 400: nobody says why it stopped
-    for found, demo in zip(episodes, demos, strict=True):
+    assert endings(episodes) == "t-"  # 3 steps are not 400: it was cut short
+    for episode, demo in zip(episodes, demos, strict=True):
         now, after = (
             np.concatenate([demo[f"{when}/{part}"] for part in PARTS], axis=1)
             for when in ("obs", "next_obs")
         )
-        walk = np.concatenate([now, after[-1:]])
-        assert same(found, states=walk, actions=demo["actions"], rewards=demo["rewards"])
+        visited = np.concatenate([now, after[-1:]])
+        assert same(episode, states=visited, actions=demo["actions"], rewards=demo["rewards"])
 
 
 def test_robomimic_demonstrations_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -221,10 +221,10 @@ def test_robomimic_keys_are_chosen_by_short_or_full_name_in_the_given_order(
 ) -> None:
     demo = demonstration(np.random.default_rng(11), 4, done=True)
     path = write_robomimic(tmp_path / "toy.hdf5", [demo])
-    (found,) = bring(path, tmp_path / "out", keys=keys)
+    (episode,) = bring(path, tmp_path / "out", keys=keys)
     now = np.concatenate([demo["obs/object"], demo["obs/robot0_eef_pos"]], axis=1)
-    assert same(found, states=np.concatenate([now, found.states[-1:]]))
-    assert found.states.shape == (5, 13)
+    assert same(episode, states=np.concatenate([now, episode.states[-1:]]))
+    assert episode.states.shape == (5, 13)
 
 
 def test_minari_maps_actions_from_their_bounds_to_one(tmp_path: Path) -> None:
@@ -235,12 +235,12 @@ def test_minari_maps_actions_from_their_bounds_to_one(tmp_path: Path) -> None:
     episodes = bring(folder, tmp_path / "out", max_episode_steps=9)
     assert endings(episodes) == "tc-"
     assert episodes[0].actions[:, 0].tolist() == [-1.0, 0.0, 0.5, 1.0]
-    for found, swung in zip(episodes, recorded, strict=True):
-        assert same(found, states=swung["observations"], rewards=swung["rewards"])
-        assert same(found, actions=swung["actions"] / 2)
+    for episode, swung in zip(episodes, recorded, strict=True):
+        assert same(episode, states=swung["observations"], rewards=swung["rewards"])
+        assert same(episode, actions=swung["actions"] / 2)
 
 
-def test_minari_tells_its_environment_and_step_limit(tmp_path: Path) -> None:
+def test_environment_and_step_limit_are_read_from_minari(tmp_path: Path) -> None:
     recorded = [swing(np.random.default_rng(13), 4, ended="truncated")]
     spec = gymnasium.spec("Pendulum-v1")
     folder = write_minari(tmp_path / "minari", recorded, env=spec)
@@ -258,8 +258,8 @@ def test_a_minari_id_is_found_in_the_folder_that_minari_uses(
     recorded = [swing(np.random.default_rng(14), 4, ended="truncated")]
     write_minari(tmp_path / "minari", recorded)
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    (found,) = bring("minari:toy/pendulum-v0", tmp_path / "out", max_episode_steps=9)
-    assert same(found, states=recorded[0]["observations"])
+    (episode,) = bring("minari:toy/pendulum-v0", tmp_path / "out", max_episode_steps=9)
+    assert same(episode, states=recorded[0]["observations"])
 
 
 def test_the_same_file_gives_the_same_store_to_the_byte(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_the_same_file_gives_the_same_store_to_the_byte(tmp_path: Path) -> None:
     assert first.checksum == second.checksum
 
 
-def test_a_pinned_hash_admits_that_file_and_no_other(tmp_path: Path) -> None:
+def test_only_the_file_with_the_expected_hash_is_accepted(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "toy.hdf5", transitions(np.random.default_rng(16)))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -288,7 +288,7 @@ def test_a_pinned_hash_admits_that_file_and_no_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "dangling link"])
-def test_what_is_at_out_already_is_refused_and_stays(kind: str, tmp_path: Path) -> None:
+def test_what_already_exists_at_out_is_refused_and_stays(kind: str, tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "toy.hdf5", transitions(np.random.default_rng(17)))
     out = tmp_path / "out"
     if kind == "folder":
@@ -345,14 +345,14 @@ def test_real_d4rl_files_equal_their_arrays(
     ends = np.flatnonzero((columns["terminals"] != 0) | (timeouts != 0)).tolist()
     assert [e for e in ends if e + 1 < counts[1]] == [len(episodes[0]) - 1]
     first = 0
-    for found in episodes:
-        rows = slice(first, first + len(found))
+    for episode in episodes:
+        rows = slice(first, first + len(episode))
         first = rows.stop
-        walk = np.concatenate([columns["observations"][rows], successors[first - 1 : first]])
-        assert same(found, states=walk)
-        assert same(found, actions=columns["actions"][rows])
-        assert same(found, rewards=columns["rewards"][rows].reshape(-1))
-        assert found.terminated == bool(columns["terminals"][first - 1])
+        visited = np.concatenate([columns["observations"][rows], successors[first - 1 : first]])
+        assert same(episode, states=visited)
+        assert same(episode, actions=columns["actions"][rows])
+        assert same(episode, rewards=columns["rewards"][rows].reshape(-1))
+        assert episode.terminated == bool(columns["terminals"][first - 1])
 
 
 @pytest.mark.parametrize(
@@ -374,10 +374,10 @@ def test_real_robomimic_files_equal_their_arrays_up_to_success(
     names = [key if key == "object" else f"robot0_{key}" for key in KEYS]
     with h5py.File(path) as file:
         demos = sorted(file["data"], key=lambda demo: int(demo[5:]))
-        for found, demo in zip(episodes, demos, strict=True):
-            group, steps = file["data"][demo], slice(len(found))
+        for episode, demo in zip(episodes, demos, strict=True):
+            group, steps = file["data"][demo], slice(len(episode))
             now = np.concatenate([group["obs"][key][steps] for key in names], axis=1)
             successors = np.concatenate([group["next_obs"][key][steps] for key in names], axis=1)
-            assert same(found, states=np.concatenate([now, successors[-1:]]))
-            assert same(found, actions=group["actions"][steps], rewards=group["rewards"][steps])
-            assert found.terminated == bool(group["dones"][len(found) - 1])
+            assert same(episode, states=np.concatenate([now, successors[-1:]]))
+            assert same(episode, actions=group["actions"][steps], rewards=group["rewards"][steps])
+            assert episode.terminated == bool(group["dones"][len(episode) - 1])

@@ -11,6 +11,7 @@ import pytest
 from m3pc.core.manipulation_tasks import CAN, CAN_LIMITED, LIFT, SQUARE, ManipulationTask
 from m3pc.datagen.importing import ingest
 from m3pc.datasets.env_args import EnvArgs
+from m3pc.datasets.robomimic import BY_SIZES
 from m3pc.datasets.sandbox import SandboxLimits
 from m3pc.datasets.source import ImportOptions
 from m3pc.types import Episode, InputError
@@ -40,11 +41,11 @@ def demo(
     rng = np.random.default_rng(seed)
     walk = {name: rng.standard_normal((length + 1, size)) for name, size in ARM_SIZES.items()}
     sim = rng.standard_normal((length + 1, task.sim_size))
-    thing = rng.standard_normal((length + 1, task.object_size))
-    thing[:, :3] = sim[:, task.object_at : task.object_at + 3]
+    objects = rng.standard_normal((length + 1, task.object_size))
+    objects[:, :3] = sim[:, task.object_at : task.object_at + 3]
     if task == LIFT:
-        thing[:, 7:] = walk["robot0_eef_pos"] - thing[:, :3]
-    walk["object"] = thing
+        objects[:, 7:] = walk["robot0_eef_pos"] - objects[:, :3]
+    walk["object"] = objects
     rewards = np.zeros(length)
     if reward_at is not None:
         rewards[reward_at:] = 1
@@ -65,11 +66,13 @@ def one(task: ManipulationTask, tmp_path: Path, change: Columns, **options: Any)
     return episode
 
 
-# Where it was recorded.
+# The environment of a recording
 
 
 @pytest.mark.parametrize("task", [LIFT, CAN, SQUARE], ids=lambda task: task.name)
-def test_sizes_tell_the_task_and_its_limit(task: ManipulationTask, tmp_path: Path) -> None:
+def test_the_task_and_its_step_limit_are_recognised_by_sizes(
+    task: ManipulationTask, tmp_path: Path
+) -> None:
     path = write_robomimic(tmp_path / "x.hdf5", [demo(task, 8, reward_at=5)], None)
     header = bring(path, tmp_path / "out").header
     assert header.env == f"robosuite/{task.name}"
@@ -78,7 +81,7 @@ def test_sizes_tell_the_task_and_its_limit(task: ManipulationTask, tmp_path: Pat
         == {"Lift": 400, "PickPlaceCan": 400, "NutAssemblySquare": 500}[task.name]
     )
     assert header.states == 9 + task.object_size
-    assert header.source["environment"] == "told by the sizes of object and states"
+    assert header.source["environment"] == BY_SIZES
     assert header.source["recorded by"] == "not said: robosuite 1.4 or before is assumed"
 
 
@@ -87,15 +90,15 @@ def test_sizes_tell_the_task_and_its_limit(task: ManipulationTask, tmp_path: Pat
     [{"env": "robosuite/CanLim"}, {"keys": CAN_LIMITED.keys}],
     ids=["by its name", "by its keys"],
 )
-def test_the_limited_can_is_the_cans_file_with_less_to_see(
+def test_the_limited_can_reads_the_cans_file_with_fewer_observations(
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     path = write_robomimic(tmp_path / "x.hdf5", [demo(CAN, 8)], None)
     store = bring(path, tmp_path / "out", **options)
     assert (store.header.env, store.header.states) == ("robosuite/CanLim", 12)
-    whole = bring(path, tmp_path / "whole")
-    (seen,), (all_of_it,) = store.episodes(), whole.episodes()
-    np.testing.assert_array_equal(seen.states, all_of_it.states[:, :12])
+    full = bring(path, tmp_path / "full")
+    (limited,), (unlimited,) = store.episodes(), full.episodes()
+    np.testing.assert_array_equal(limited.states, unlimited.states[:, :12])
 
 
 def test_other_keys_are_of_no_environment(tmp_path: Path) -> None:
@@ -103,8 +106,10 @@ def test_other_keys_are_of_no_environment(tmp_path: Path) -> None:
     header = bring(path, tmp_path / "out", keys=("object[3:7]", "eef_pos")).header
     assert (header.env, header.states) == (None, 7)
     assert header.source["environment"] == "none: --keys are not those of robosuite/PickPlaceCan"
-    told = refusal(path, tmp_path / "x", keys=("object",), env="robosuite/PickPlaceCan")
-    assert "the states of robosuite/PickPlaceCan are eef_pos,eef_quat,gripper_qpos,object" in told
+    message = refusal(path, tmp_path / "x", keys=("object",), env="robosuite/PickPlaceCan")
+    assert (
+        "the states of robosuite/PickPlaceCan are eef_pos,eef_quat,gripper_qpos,object" in message
+    )
     assert "has no numbers in object[20:]" in refusal(path, tmp_path / "x", keys=("object[20:]",))
 
 
@@ -145,8 +150,8 @@ KWARGS: dict[str, Any] = {
 
 
 def env_args(version: str | None = "1.4.1", **changes: Any) -> str:
-    found = {"env_name": "PickPlaceCan", "type": 1, "env_kwargs": KWARGS | changes}
-    return json.dumps(found | ({"env_version": version} if version else {}))
+    args = {"env_name": "PickPlaceCan", "type": 1, "env_kwargs": KWARGS | changes}
+    return json.dumps(args | ({"env_version": version} if version else {}))
 
 
 def with_args(path: Path, text: str, task: ManipulationTask = CAN) -> Path:
@@ -176,19 +181,19 @@ def test_env_args_become_a_name_with_what_differs(case: str, tmp_path: Path) -> 
     assert header.source["recorded by"] == "robosuite 1.4.1"
 
 
-STRANGE: dict[str, dict[str, Any]] = {
+UNSUPPORTED: dict[str, dict[str, Any]] = {
     "table_full_size": {"table_full_size": [1, 1, 1]},
     "controller": {"controller_configs": KWARGS["controller_configs"] | {"type": "IK_POSE"}},
     "robots": {"robots": ["Panda", "Panda"]},
 }
 
 
-@pytest.mark.parametrize("name", STRANGE)
-def test_arguments_that_are_not_ours_are_named(name: str, tmp_path: Path) -> None:
-    path = with_args(tmp_path / "x.hdf5", env_args(**STRANGE[name]))
-    told = refusal(path, tmp_path / "out")
-    assert f"env_args asks for {{'{name}'" in told
-    assert "--env robosuite/PickPlaceCan" in told
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_unsupported_arguments_are_named(name: str, tmp_path: Path) -> None:
+    path = with_args(tmp_path / "x.hdf5", env_args(**UNSUPPORTED[name]))
+    message = refusal(path, tmp_path / "out")
+    assert f"env_args has {{'{name}'" in message
+    assert "--env robosuite/PickPlaceCan" in message
     given = bring(path, tmp_path / "out", env="robosuite/PickPlaceCan")
     assert given.header.env == "robosuite/PickPlaceCan"
 
@@ -202,7 +207,7 @@ def test_the_limited_can_keeps_the_files_arguments(case: str, tmp_path: Path) ->
     assert header.source["environment"] == "given"
 
 
-def test_of_the_files_arguments_only_those_that_are_not_ours_are_left_out(tmp_path: Path) -> None:
+def test_only_unsupported_arguments_of_the_file_are_left_out(tmp_path: Path) -> None:
     text = env_args(control_freq=10, table_full_size=[1, 1, 1])
     path = with_args(tmp_path / "x.hdf5", text)
     header = bring(path, tmp_path / "out", env="robosuite/CanLim").header
@@ -238,20 +243,20 @@ def test_a_task_is_not_imported_as_another(case: str, tmp_path: Path) -> None:
 
 def test_a_task_that_env_args_names_is_not_imported_as_another(tmp_path: Path) -> None:
     path = with_args(tmp_path / "x.hdf5", env_args().replace("PickPlaceCan", "ToolHang"), CAN)
-    told = refusal(path, tmp_path / "out", env="robosuite/PickPlaceCan")
-    assert "the environment is robosuite/PickPlaceCan, but env_args names ToolHang" in told
-    told = refusal(with_args(tmp_path / "y.hdf5", env_args(), SQUARE), tmp_path / "out")
-    assert "but object and states have the sizes of NutAssemblySquare" in told
+    message = refusal(path, tmp_path / "out", env="robosuite/PickPlaceCan")
+    assert "the environment is robosuite/PickPlaceCan, but env_args names ToolHang" in message
+    message = refusal(with_args(tmp_path / "y.hdf5", env_args(), SQUARE), tmp_path / "out")
+    assert "but object and states have the sizes of NutAssemblySquare" in message
 
 
 @pytest.mark.parametrize("named", [None, "PickPlaceCan"])
 def test_states_have_the_width_of_the_environments(named: str | None, tmp_path: Path) -> None:
-    """Without simulator states, sizes do not tell the task."""
+    """Without simulator states, the task cannot be recognised by its sizes."""
     columns = demo(LIFT, 8)
     del columns["states"]
     path = write_robomimic(tmp_path / "x.hdf5", [columns], named)
-    told = refusal(path, tmp_path / "out", env="robosuite/PickPlaceCan")
-    assert "have 19 numbers, but a state of robosuite/PickPlaceCan has 23" in told
+    message = refusal(path, tmp_path / "out", env="robosuite/PickPlaceCan")
+    assert "have 19 numbers, but a state of robosuite/PickPlaceCan has 23" in message
     assert (LIFT.state_size, CAN.state_size, SQUARE.state_size) == (19, 23, 23)
     assert CAN_LIMITED.state_size == 12
 
@@ -271,29 +276,31 @@ def test_data_of_a_later_robosuite_are_refused(how: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("task", [CAN, SQUARE, LIFT], ids=lambda task: task.name)
-def test_a_later_layout_shows_without_a_version(task: ManipulationTask, tmp_path: Path) -> None:
-    found = demo(task, 8)
+def test_a_later_layout_is_recognised_without_a_version(
+    task: ManipulationTask, tmp_path: Path
+) -> None:
+    columns = demo(task, 8)
     for when in ("obs", "next_obs"):
-        thing = found[f"{when}/object"]
+        objects = columns[f"{when}/object"]
         if task == LIFT:
-            thing[:, 7:] *= -1
+            objects[:, 7:] *= -1
         else:
-            found[f"{when}/object"] = np.roll(thing, 7, axis=1)
-    path = write_robomimic(tmp_path / "x.hdf5", [found], None)
+            columns[f"{when}/object"] = np.roll(objects, 7, axis=1)
+    path = write_robomimic(tmp_path / "x.hdf5", [columns], None)
     assert "of robosuite 1.5 or later" in refusal(path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     "text", ["[]", "{}", '{"env_name": 1}', '{"env_name": "Lift", "env_version": 1}']
 )
-def test_env_args_that_say_nothing_are_refused(text: str) -> None:
+def test_env_args_without_a_task_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="not JSON with an env_name"):
         EnvArgs.parse(text, "/data")
 
 
-def test_a_version_that_is_none_is_refused() -> None:
+def test_a_version_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(InputError, match=r"such as 1\.4\.1"):
-        assert EnvArgs(version="new").is_later
+        assert EnvArgs(version="new").is_later_robosuite
 
 
 def test_another_task_of_robosuite_keeps_its_name(tmp_path: Path) -> None:
@@ -302,36 +309,36 @@ def test_another_task_of_robosuite_keeps_its_name(tmp_path: Path) -> None:
     assert (header.env, header.max_episode_steps) == ("robosuite/ToolHang", 400)
 
 
-# Where episodes end.
+# Ends of episodes
 
 
 def test_an_episode_ends_with_its_first_success(tmp_path: Path) -> None:
-    found = one(CAN, tmp_path, {})
-    assert len(found) == 6
-    assert found.rewards.tolist() == [0, 0, 0, 0, 0, 1]
-    assert (found.terminated, found.truncated) == (True, False)
+    episode = one(CAN, tmp_path, {})
+    assert len(episode) == 6
+    assert episode.rewards.tolist() == [0, 0, 0, 0, 0, 1]
+    assert (episode.terminated, episode.truncated) == (True, False)
     after = demo(CAN, 8, reward_at=5)["obs/object"][6].astype(np.float32)
-    np.testing.assert_array_equal(found.states[6, 9:], after)
+    np.testing.assert_array_equal(episode.states[6, 9:], after)
 
 
-def test_a_demonstration_that_never_succeeds_stays_whole(tmp_path: Path) -> None:
-    found = one(CAN, tmp_path, {"rewards": np.zeros(8), "dones": np.zeros(8)})
-    assert len(found) == 8
-    assert (found.terminated, found.truncated) == (False, False)
+def test_a_demonstration_that_never_succeeds_stays_complete(tmp_path: Path) -> None:
+    episode = one(CAN, tmp_path, {"rewards": np.zeros(8), "dones": np.zeros(8)})
+    assert len(episode) == 8
+    assert (episode.terminated, episode.truncated) == (False, False)
 
 
-def test_a_recording_that_stopped_is_no_success(tmp_path: Path) -> None:
+def test_the_end_of_a_recording_is_no_success(tmp_path: Path) -> None:
     """robomimic may mark the last step of each demonstration as done."""
-    found = one(CAN, tmp_path, {"rewards": np.zeros(8), "dones": np.eye(8)[7]})
-    assert len(found) == 8
-    assert (found.terminated, found.truncated) == (False, False)
+    episode = one(CAN, tmp_path, {"rewards": np.zeros(8), "dones": np.eye(8)[7]})
+    assert len(episode) == 8
+    assert (episode.terminated, episode.truncated) == (False, False)
 
 
 def test_a_longer_demonstration_ends_at_the_limit(tmp_path: Path) -> None:
     path = write_robomimic(tmp_path / "x.hdf5", [demo(LIFT, 430, reward_at=420)], None)
-    (found,) = bring(path, tmp_path / "out").episodes()
-    assert len(found) == 400
-    assert (found.terminated, found.truncated) == (False, True)
+    (episode,) = bring(path, tmp_path / "out").episodes()
+    assert len(episode) == 400
+    assert (episode.terminated, episode.truncated) == (False, True)
     (longer,) = bring(path, tmp_path / "longer", max_episode_steps=1000).episodes()
     assert (len(longer), longer.terminated) == (421, True)
 
@@ -339,8 +346,8 @@ def test_a_longer_demonstration_ends_at_the_limit(tmp_path: Path) -> None:
 def test_rounding_of_actions_is_clipped_and_more_is_refused(tmp_path: Path) -> None:
     actions = demo(CAN, 8)["actions"]
     actions[0, 0], actions[1, 0] = 1.0004, -1.00001
-    found = one(CAN, tmp_path, {"actions": actions})
-    assert found.actions[:2, 0].tolist() == [1, -1]
+    episode = one(CAN, tmp_path, {"actions": actions})
+    assert episode.actions[:2, 0].tolist() == [1, -1]
     actions[0, 0] = 1.2
     path = write_robomimic(tmp_path / "y.hdf5", [demo(CAN, 8) | {"actions": actions}], None)
     assert "an action reaches 1.2, expected [-1, 1]" in refusal(path, tmp_path / "other")
@@ -351,7 +358,7 @@ def test_shaped_rewards_are_refused(tmp_path: Path) -> None:
     assert "rewards other than 0 and 1" in refusal(path, tmp_path / "out")
 
 
-# Which are read.
+# Subsets
 
 
 def with_masks(path: Path) -> Path:
@@ -380,7 +387,7 @@ WRONG_SUBSETS = {
 
 
 @pytest.mark.parametrize("subset", WRONG_SUBSETS)
-def test_a_subset_that_is_not_there_is_told(subset: str, tmp_path: Path) -> None:
+def test_a_missing_subset_is_refused(subset: str, tmp_path: Path) -> None:
     path = with_masks(tmp_path / "x.hdf5")
     assert WRONG_SUBSETS[subset] in refusal(path, tmp_path / "out", subset=subset)
 
@@ -392,8 +399,8 @@ def test_only_robomimic_has_subsets(tmp_path: Path) -> None:
     assert "the file has none" in refusal(bare, tmp_path / "out", subset="train")
 
 
-def test_the_masks_of_a_real_file_choose(tmp_path: Path) -> None:
+def test_the_subsets_of_a_real_file_add_up(tmp_path: Path) -> None:
     path = shared_file("robomimic/ph_lift_low_dim.hdf5")
     parts = [bring(path, tmp_path / name, subset=name).lengths for name in ("train", "valid")]
-    whole = bring(path, tmp_path / "all").lengths
-    assert sorted(np.concatenate(parts)) == sorted(whole)
+    lengths = bring(path, tmp_path / "all").lengths
+    assert sorted(np.concatenate(parts)) == sorted(lengths)

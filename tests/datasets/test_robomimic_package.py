@@ -45,16 +45,16 @@ def test_our_reading_is_robomimics_own_up_to_success(name: str, subset: str) -> 
         ours = list(read_robomimic(file, ImportOptions(subset=subset)).episodes)
     assert len(ours) == theirs.n_demos
     order = sorted(range(theirs.n_demos), key=lambda i: int(theirs.demos[i][5:]))
-    for found, index in zip(ours, order, strict=True):
+    for episode, index in zip(ours, order, strict=True):
         meta = theirs.get_trajectory_at_index(index)
-        steps = len(found)
+        steps = len(episode)
         now, after = (
             np.concatenate([meta[when][part][:steps] for part in PARTS], axis=1, dtype=np.float32)
             for when in ("obs", "next_obs")
         )
-        np.testing.assert_array_equal(found.states, np.concatenate([now, after[-1:]]))
-        np.testing.assert_array_equal(found.actions, meta["actions"][:steps].astype(np.float32))
-        np.testing.assert_array_equal(found.rewards, meta["rewards"][:steps].astype(np.float32))
+        np.testing.assert_array_equal(episode.states, np.concatenate([now, after[-1:]]))
+        np.testing.assert_array_equal(episode.actions, meta["actions"][:steps].astype(np.float32))
+        np.testing.assert_array_equal(episode.rewards, meta["rewards"][:steps].astype(np.float32))
         ended = np.flatnonzero(meta["dones"])
         assert steps == (ended[0] + 1 if len(ended) else len(meta["dones"]))
-        assert found.terminated == bool(len(ended))
+        assert episode.terminated == bool(len(ended))

@@ -1,4 +1,4 @@
-"""A reader that hangs, crashes, lies or is orphaned harms nobody."""
+"""A reader that hangs, crashes, lies or is orphaned does no harm."""
 
 import subprocess
 import sys
@@ -35,27 +35,27 @@ def test_a_file_that_needs_more_than_the_memory_limit_is_refused(tmp_path: Path)
     )
 
 
-DEEDS = {
+FAULTS = {
     "loop": "longer than 1 s; raise --time-limit",
     "sleep": "longer than 1 s; raise --time-limit",
-    "crash": "brought its reader down (SIGSEGV)",
-    "abort": "brought its reader down (SIGABRT)",
+    "crash": "crashed its reader (SIGSEGV)",
+    "abort": "crashed its reader (SIGABRT)",
     "leave": "failed with exit code 3",
-    "print": "the reader said 'hello",
-    "print bytes": "the reader said",
-    "print a list": "the reader said '[1, 2]",
-    "print text for numbers": "the reader said",
-    "print deep": "the reader said",
-    "print without end": "the reader said 'xxx",
+    "print": "the reader wrote 'hello",
+    "print bytes": "the reader wrote",
+    "print a list": "the reader wrote '[1, 2]",
+    "print text for numbers": "the reader wrote",
+    "print deep": "the reader wrote",
+    "print without end": "the reader wrote 'xxx",
     "complain without end": "failed with exit code 3",
 }
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-def test_a_child_that_misbehaves_is_ended_and_refused(deed: str, tmp_path: Path) -> None:
-    seconds = 1.0 if deed in ("loop", "sleep") else 60.0
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_child_that_misbehaves_is_ended_and_refused(fault: str, tmp_path: Path) -> None:
+    seconds = 1.0 if fault in ("loop", "sleep") else 60.0
     pid_file = tmp_path / "pid"
-    job = {"deed": deed, "pid_file": str(pid_file), "out": str(tmp_path)}
+    job = {"fault": fault, "pid_file": str(pid_file), "out": str(tmp_path)}
     with pytest.raises(InputError) as refused:
         run_limited(
             "tests.support.children.unruly_child",
@@ -63,7 +63,7 @@ def test_a_child_that_misbehaves_is_ended_and_refused(deed: str, tmp_path: Path)
             SandboxLimits(seconds=seconds),
             lambda progress: None,
         )
-    assert DEEDS[deed] in str(refused.value)
+    assert FAULTS[fault] in str(refused.value)
     assert len(str(refused.value)) < 1000
     assert not pid_file.exists() or not alive(int(pid_file.read_text()))
 
@@ -74,12 +74,13 @@ from pathlib import Path
 import m3pc.datagen.importing as run
 from m3pc.datasets.source import ImportOptions
 
-source, out, pid_file, deed = sys.argv[1:]
+source, out, pid_file, fault = sys.argv[1:]
 real = run.run_limited
 run.run_limited = lambda module, job, *rest: real(
-    "tests.support.children.unruly_child", job | {"deed": deed, "pid_file": pid_file}, *rest
+    "tests.support.children.unruly_child", job | {"fault": fault, "pid_file": pid_file}, *rest
 )
-run.ingest(source, Path(out), ImportOptions(), run.SandboxLimits(seconds=100), lambda progress: None)
+limits = run.SandboxLimits(seconds=100)
+run.ingest(source, Path(out), ImportOptions(), limits, lambda progress: None)
 """
 
 
@@ -100,7 +101,7 @@ def test_a_child_that_writes_no_store_is_refused(tmp_path: Path) -> None:
     assert "is not a store: it has no MANIFEST" in done.stderr
 
 
-def test_a_killed_import_ends_whole_and_the_next_one_clears_up(tmp_path: Path) -> None:
+def test_a_killed_import_ends_with_its_child_and_the_next_one_cleans_up(tmp_path: Path) -> None:
     path = write_hdf5(tmp_path / "good.hdf5", transitions(np.random.default_rng(12)))
     out, pid_file, stage = tmp_path / "out", tmp_path / "pid", tmp_path / ".out.partial"
     arguments = [str(path), str(out), str(pid_file), "sleep"]
@@ -108,13 +109,13 @@ def test_a_killed_import_ends_whole_and_the_next_one_clears_up(tmp_path: Path) -
         try:
             wait_until(lambda: pid_file.exists() and pid_file.read_text() != "")
             reader = int(pid_file.read_text())
-            # A second import of the same name finds the first alive, and leaves its work alone.
+            # A second import to the same folder is refused while the first one runs.
             assert "is being written by another process" in refusal(path, out)
             assert (stage / "half").read_text() == "written"
             assert alive(reader)
         finally:
             first.kill()
-    wait_until(lambda: not alive(reader))  # it must not write on into what is now the next one's
+    wait_until(lambda: not alive(reader))  # it must not write into the folder of the next import
     assert (stage / "half").read_text() == "written"
     assert not out.exists()
     store = ingest(str(path), out, ImportOptions(), LIMITS, lambda progress: None)
@@ -124,7 +125,7 @@ def test_a_killed_import_ends_whole_and_the_next_one_clears_up(tmp_path: Path) -
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not yet waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -137,4 +138,4 @@ def wait_until(reached: Callable[[], bool]) -> None:
         if reached():
             return
         time.sleep(0.1)
-    raise AssertionError("what the other process was to do did not happen")
+    raise AssertionError("the other process did not get there in time")

@@ -1,7 +1,7 @@
-"""What the launch files must not do, as code: each function returns what it found wrong.
+"""What the launch files must not do, as code: each function returns the faults that it finds.
 
-The files are read as they are shipped; tests change one thing at a time in a copy and expect to be
-told of it.
+The files are read as they are shipped; tests change one thing at a time in a copy and expect a
+finding.
 """
 
 import copy
@@ -16,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL_INTERFACES = ("0.0.0.0", "::", "[::]", "*", "")
-RAY_PORTS = {6379, 8265, 10001}  # whoever reaches one and has the token runs code there
+RAY_PORTS = {6379, 8265, 10001}  # with the token, each of them runs code
 REDIS_PORT = 6390
 METRICS_PORTS = {8080, 9400, 6385, 6386}
 PINNED = re.compile(r"^[\w./-]+:v?\d[\w.-]*(@sha256:[0-9a-f]{64})?$")
@@ -32,7 +32,7 @@ def load_all(*names: str) -> list[Any]:
 
 
 def changed(document: Any, path: Sequence[str | int], value: Any) -> Any:
-    """A copy with one value put in or taken out; what an alias of YAML shares is parted first."""
+    """A copy with one value set or deleted. YAML aliases become separate objects first."""
     result = json.loads(json.dumps(document))
     *parents, last = path
     place = result
@@ -53,7 +53,7 @@ def options(command: str) -> dict[str, str]:
 
 def _wrong_dashboard(host: str | None, allowed: Sequence[str]) -> Iterator[str]:
     if host not in allowed:
-        yield f"the dashboard listens on {host!r}, where strangers can submit jobs"
+        yield f"the dashboard listens on {host!r}, where outsiders can submit jobs"
 
 
 # --- cluster.yaml -------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def _cluster(config: Mapping[str, Any]) -> Iterator[str]:
     if "export RAY_AUTH_MODE=token\n" not in setup:
         yield "Ray asks for no token"
     if 'export RAY_AUTH_TOKEN_PATH="$HOME/.m3pc/token"\n' not in setup:
-        yield "Ray is told no token file"
+        yield "Ray is given no token file"
     if re.search(r"RAY_AUTH_TOKEN=|redis://\w+:\w+@", json.dumps(config)):
         yield "a secret is written into the file"
     if "~/.m3pc/token" not in config["file_mounts"]:
@@ -106,9 +106,9 @@ def _ray_start(command: str, *, head: bool) -> Iterator[str]:
 
 def _node_images(config: Mapping[str, Any]) -> Iterator[str]:
     types = config.get("available_node_types", {}).values()
-    found = [kind["docker"]["worker_image"] for kind in types if "docker" in kind]
-    found += [value for key, value in config["docker"].items() if key.endswith("image")]
-    yield from _unpinned(found)
+    images = [kind["docker"]["worker_image"] for kind in types if "docker" in kind]
+    images += [value for key, value in config["docker"].items() if key.endswith("image")]
+    yield from _unpinned(images)
 
 
 def _unpinned(images: Sequence[str]) -> Iterator[str]:
@@ -163,7 +163,7 @@ def _compose(config: Mapping[str, Any]) -> Iterator[str]:
         if services[name].get("environment", {}).get("RAY_AUTH_MODE") != "token":
             yield f"{name}: Ray asks for no token"
         if "--token-file /run/secrets/ray_token" not in " ".join(services[name]["command"]):
-            yield f"{name}: Ray is told no token file"
+            yield f"{name}: Ray is given no token file"
         if "ray_token" not in services[name].get("secrets", []):
             yield f"{name}: the token does not get there"
         if services[name].get("shm_size") is None:
@@ -322,9 +322,9 @@ def _policies(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             if not all(_names_pods(peer) for peer in rule.get("from", [{}])):
                 yield f"policy {name} lets everybody in"
             ports = {port.get("port") for port in rule.get("ports", [])}
-            strangers = any("namespaceSelector" in peer for peer in rule.get("from", []))
+            outsiders = any("namespaceSelector" in peer for peer in rule.get("from", []))
             allowed = {8265} if name == "operator" else METRICS_PORTS
-            if strangers and not (ports and ports <= allowed):
+            if outsiders and not (ports and ports <= allowed):
                 yield f"policy {name} lets others reach ports {sorted(map(str, ports))}"
     for name in ("ray", "redis", "metrics", "actors-stay-inside"):
         if name not in policies:

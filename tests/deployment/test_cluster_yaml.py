@@ -98,8 +98,8 @@ MUTANTS: list[tuple[str, Sequence[str | int], Any]] = [
 
 @pytest.mark.parametrize(("finding", "path", "value"), MUTANTS)
 def test_each_broken_copy_is_found(finding: str, path: Sequence[str | int], value: Any) -> None:
-    found = cluster_findings(changed(SHIPPED, path, value))
-    assert [line for line in found if finding in line], found
+    findings = cluster_findings(changed(SHIPPED, path, value))
+    assert [line for line in findings if finding in line], findings
 
 
 def test_ports_are_pinned_to_those_of_our_table() -> None:
@@ -114,9 +114,9 @@ def test_ports_are_pinned_to_those_of_our_table() -> None:
 
 def test_the_documents_name_every_port() -> None:
     rows = (ROOT / "docs/DEPLOY.md").read_text().splitlines()
-    told = {row.split("|")[1].strip() for row in rows if row.startswith("| ")}
+    documented = {row.split("|")[1].strip() for row in rows if row.startswith("| ")}
     low, high = node_ports().workers[0], node_ports().workers[-1]
-    assert told >= {str(port.number) for port in PORTS} | {f"{low}-{high}"}
+    assert documented >= {str(port.number) for port in PORTS} | {f"{low}-{high}"}
 
 
 def test_nodes_offer_each_role_once_and_the_head_none() -> None:

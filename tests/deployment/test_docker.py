@@ -80,8 +80,8 @@ DOCKERFILE_MUTANTS = [
 @pytest.mark.parametrize(("finding", "old", "new"), DOCKERFILE_MUTANTS)
 def test_each_broken_dockerfile_is_found(finding: str, old: str, new: str) -> None:
     assert DOCKERFILE.count(old) == 1
-    found = dockerfile_findings(DOCKERFILE.replace(old, new))
-    assert [line for line in found if finding in line], found
+    findings = dockerfile_findings(DOCKERFILE.replace(old, new))
+    assert [line for line in findings if finding in line], findings
 
 
 def test_a_build_sees_nothing_but_what_is_copied() -> None:
@@ -157,7 +157,7 @@ COMPOSE_MUTANTS: list[tuple[str, Sequence[str | int], Any]] = [
     ("not pinned", _in("redis", "image"), "redis"),
     ("not pinned", _in("grafana", "image"), "grafana/grafana:latest"),
     ("actor: Ray asks for no token", _in("actor", "environment", "RAY_AUTH_MODE"), "disabled"),
-    ("mind: Ray is told no token file", _in("mind", "command"), ["m3pc", "node", "worker"]),
+    ("mind: Ray is given no token file", _in("mind", "command"), ["m3pc", "node", "worker"]),
     ("head: the token does not get there", _in("head", "secrets"), []),
     ("no room for Ray's objects", _in("head", "shm_size"), DELETED),
     ("which may be Ray's", _in("redis", "command", 2), "6379"),
@@ -177,8 +177,8 @@ COMPOSE_MUTANTS: list[tuple[str, Sequence[str | int], Any]] = [
 def test_each_broken_compose_file_is_found(
     finding: str, path: Sequence[str | int], value: Any
 ) -> None:
-    found = compose_findings(changed(COMPOSE, path, value))
-    assert [line for line in found if finding in line], found
+    findings = compose_findings(changed(COMPOSE, path, value))
+    assert [line for line in findings if finding in line], findings
 
 
 def test_what_compose_mounts_is_there_or_made(tmp_path: Path) -> None:
@@ -342,8 +342,8 @@ def launch() -> None:
     healthy = {"redis": _healthy([], services["redis"]["healthcheck"]["test"][1])}
     healthy["head"] = _node_up("head", [])
     healthy["actor"] = _node_up("actor", ["ip", "netns", "exec", "actor"])
-    told = ["submit", "--working-dir", "none", "--in", "/tmp", "--", "config", "show"]
-    job = run([sys.executable, "-m", "m3pc", *told], env=_variables("head"), timeout=120)
+    job_words = ["submit", "--working-dir", "none", "--in", "/tmp", "--", "config", "show"]
+    job = run([sys.executable, "-m", "m3pc", *job_words], env=_variables("head"), timeout=120)
     shown = [line for line in job.stdout.splitlines() if line.startswith("format:")]
     processes = run(["ps", "axww", "-o", "args"]).stdout
     values = {path.name: path.read_text() for path in secrets.iterdir()}
@@ -387,11 +387,11 @@ def _nodes() -> dict[str, list[str]]:
     import ray
 
     ray.init(address="10.9.0.1:6379", log_to_driver=False)
-    found: list[dict[str, Any]] = cast(Any, ray).nodes()
+    nodes: list[dict[str, Any]] = cast(Any, ray).nodes()
     ray.shutdown()
     return {
         node["NodeManagerAddress"]: [name for name in node["Resources"] if "m3pc" in name]
-        for node in found
+        for node in nodes
     }
 
 

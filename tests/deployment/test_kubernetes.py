@@ -40,8 +40,8 @@ ALL = [*BASE, *JOB]
 
 
 def place(kind: str, name: str = "") -> int:
-    found = (n for n, d in enumerate(BASE) if d["kind"] == kind and name in d["metadata"]["name"])
-    return next(found)
+    numbers = (n for n, d in enumerate(BASE) if d["kind"] == kind and name in d["metadata"]["name"])
+    return next(numbers)
 
 
 CLUSTER = BASE[place("RayCluster")]
@@ -145,7 +145,7 @@ def test_the_jobs_dashboard_is_on_the_pods_address_and_only_with_its_policy() ->
     assert "POD_IP" in [item["name"] for item in head["template"]["spec"]["containers"][0]["env"]]
     alone = [d for d in documents if d["metadata"]["name"] != "operator"]
     assert kubernetes_findings(alone) == [
-        "the dashboard listens on '$(POD_IP)', where strangers can submit jobs"
+        "the dashboard listens on '$(POD_IP)', where outsiders can submit jobs"
     ]
 
 
@@ -231,8 +231,8 @@ MUTANTS: list[tuple[str, Sequence[str | int], Any]] = [
 
 @pytest.mark.parametrize(("finding", "path", "value"), MUTANTS)
 def test_each_broken_copy_is_found(finding: str, path: Sequence[str | int], value: Any) -> None:
-    found = kubernetes_findings(changed(BASE, path, value))
-    assert [line for line in found if finding in line], found
+    findings = kubernetes_findings(changed(BASE, path, value))
+    assert [line for line in findings if finding in line], findings
 
 
 def test_ray_is_started_with_our_settings_ports_and_version() -> None:

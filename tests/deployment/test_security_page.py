@@ -14,8 +14,8 @@ THREATS = [f"T{number}" for number in range(1, 22)]
 
 
 def row(threat: str) -> str:
-    [found] = re.findall(rf"^\| {threat} \|.*$", PAGE, re.MULTILINE)
-    return str(found)
+    [line] = re.findall(rf"^\| {threat} \|.*$", PAGE, re.MULTILINE)
+    return str(line)
 
 
 @cache

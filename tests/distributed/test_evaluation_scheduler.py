@@ -1,4 +1,4 @@
-"""When a run is measured, and that nothing keeps it from ending."""
+"""When a run is evaluated, and that no evaluation keeps it from ending."""
 
 import os
 import time
@@ -10,48 +10,63 @@ from typing import Any, cast
 
 import pytest
 import ray
+from ray.exceptions import RayError
 
-from m3pc.distributed.evaluation_scheduler import ASK_SECONDS, HUNG, TRIES, EvaluationScheduler
-from m3pc.model.weights import from_bytes
-from m3pc.online.evaluation import Evaluated
+from m3pc.distributed.evaluation_scheduler import (
+    START_SECONDS,
+    STEP_SECONDS,
+    TRIES,
+    EvaluationScheduler,
+)
+from m3pc.distributed.evaluator import EvaluatorStatus
+from m3pc.online.evaluation import EvaluationRecord
 from m3pc.online.recovery import WEIGHTS, weights_path
 from m3pc.online.run_folder import OnlineRun
-from m3pc.tracking.run_log import RunLog, read
-from m3pc.types import Coordinator, Version
+from m3pc.telemetry.process_report import ProcessReport
+from m3pc.tracking.run_log import RunLog, read_metrics
+from m3pc.types import Coordinator, Pointer, Version
+from planner.server.weights_loader import read_published
 from tests.support.models.published import publish, versioned
 from tests.support.runs.small_online import coordinator, new_run
 from tests.support.servers.waiting import eventually
 
 pytestmark = pytest.mark.ray
 EVERY = 100
+HANGS, FAILS, DIES = 11, 12, 13  # versions, by what they do to the evaluator
 
 
 @ray.remote(num_cpus=0)
 class Evaluator:
-    """Says which version it was given, or dies of it."""
+    """Measures the number of the version that it reads; 0 for the offline weights."""
 
-    def evaluate(self, content: bytes) -> Evaluated:
-        number = Version.unpacked(from_bytes(content).version).number
-        if number == 13:
-            os._exit(1)
-        if number == 12:
+    def use(self, run: Path) -> None:
+        self._run = run
+
+    def evaluate(self, pointer: Pointer | None) -> EvaluationRecord:
+        number = 0
+        if pointer is not None:
+            weights = read_published(self._run, pointer)
+            number = Version.unpacked(weights.version).number
+        if number == HANGS:
+            time.sleep(600)
+        if number == FAILS:
             raise ValueError("an environment that is broken")
-        return Evaluated(numbers={"return": float(number)}, returns=[float(number)])
+        if number == DIES:
+            os._exit(1)
+        return EvaluationRecord(numbers={"return": float(number)}, returns=[float(number)])
 
 
-@ray.remote(num_cpus=0)
-class Waiting:
-    def wait(self) -> None:
-        time.sleep(600)
+def idle(seconds: float) -> ProcessReport[EvaluatorStatus]:
+    return ProcessReport(pid=1, snapshot={}, detail=EvaluatorStatus(idle_seconds=seconds))
 
 
 @dataclass
-class Seat:
-    """The evaluator's, as the examiner sees it."""
+class FakeProcess:
+    """The evaluator as the scheduler sees it."""
 
     handle: Any
     state: str = "up"
-    report: float | None = 0.0
+    report: ProcessReport[EvaluatorStatus] | None = None
     reason: str = ""
 
     def lost(self, now: float, reason: str) -> None:
@@ -59,115 +74,154 @@ class Seat:
 
 
 @dataclass
-class Desk:
+class Bench:
+    """A scheduler with all that it works on."""
+
     run: OnlineRun
-    seat: Seat
+    process: FakeProcess
     coordinator: Coordinator
-    examiner: EvaluationScheduler
+    scheduler: EvaluationScheduler
     log: RunLog
 
     def publish(self, number: int) -> None:
         publish(self.coordinator, self.run.path, versioned(number))
 
-    def look(self, steps: int, *, last: bool = False, now: float = 0.0) -> list[tuple[int, float]]:
-        """Ask if it is time, and hear the answer; all that was measured so far."""
-        before = len(self.examiner.rows)
-        self.examiner.poll(now, steps, self.log, last=last)
+    def replace_evaluator(self) -> None:
+        self.process.handle = started(self.run.path)
 
-        def heard() -> bool:
-            if self.examiner._pending is not None:
-                self.examiner.poll(now, steps, self.log, last=last)
-            return self.examiner._pending is None or len(self.examiner.rows) > before
+    def poll(self, steps: int, *, last: bool = False, now: float = 0.0) -> list[tuple[int, float]]:
+        """Request an evaluation if it is due and wait for it; all results so far."""
+        self.scheduler.poll(now, steps, self.log, last=last)
 
-        assert eventually(heard)
-        return [(row["step"], row["return"]) for row in read(self.run.path, "evaluation")]
+        def is_answered() -> bool:
+            if self.scheduler.is_pending:
+                self.scheduler.poll(now, steps, self.log, last=last)
+            return not self.scheduler.is_pending
+
+        assert eventually(is_answered)
+        rows = read_metrics(self.run.path, "evaluation")
+        return [(row["step"], row["return"]) for row in rows]
+
+
+def started(run: Path) -> Any:
+    handle = cast(Any, Evaluator).remote()
+    ray.get(handle.use.remote(run), timeout=60.0)
+    return handle
+
+
+@pytest.fixture(scope="module")
+def idle_evaluators(ray_cluster: None) -> Iterator[list[Any]]:
+    """Evaluators of earlier tests, to be used again: a new one has to load torch."""
+    handles: list[Any] = []
+    yield handles
+    for handle in handles:
+        ray.kill(handle)
 
 
 @pytest.fixture
-def desk(ray_cluster: None, tmp_path: Path) -> Iterator[Desk]:
+def bench(idle_evaluators: list[Any], tmp_path: Path) -> Iterator[Bench]:
     run = new_run(tmp_path / "run", evaluation__every=EVERY)
-    seat = Seat(handle=cast(Any, Evaluator).remote())
-    with closing(coordinator(run)) as known, RunLog(run.path, done=0, unit="step") as log:
-        known.new_epoch(WEIGHTS)
-        examiner = EvaluationScheduler(run, cast(Any, seat), known)
-        yield Desk(run, seat, known, examiner, log)
-    ray.kill(seat.handle)
+    if idle_evaluators:
+        process = FakeProcess(handle=idle_evaluators.pop())
+        ray.get(process.handle.use.remote(run.path), timeout=60.0)
+    else:
+        process = FakeProcess(handle=started(run.path))
+    with closing(coordinator(run)) as client, RunLog(run.path, done=0, unit="step") as log:
+        client.new_epoch(WEIGHTS)
+        scheduler = EvaluationScheduler(run, cast(Any, process), client)
+        yield Bench(run, process, client, scheduler, log)
+    try:
+        ray.get(process.handle.use.remote(run.path), timeout=2.0)
+        idle_evaluators.append(process.handle)
+    except RayError:  # it hangs, or died
+        ray.kill(process.handle)
 
 
-def test_first_the_offline_weights_then_the_newest_after_so_many_steps(desk: Desk) -> None:
-    desk.publish(5)
-    assert desk.look(30) == [(0, 0)], "what it was before, at step 0"
-    assert desk.look(99) == [(0, 0)]
-    assert desk.look(100) == [(0, 0), (100, 5)]
-    desk.publish(6)
-    assert desk.look(199) == [(0, 0), (100, 5)]
-    assert desk.look(431) == [(0, 0), (100, 5), (431, 6)]
-    assert not desk.examiner.is_done(0.0, 450)
-    assert desk.look(450, last=True)[-1] == (450, 6), "the last, wherever it ends"
-    assert desk.examiner.is_done(0.0, 450)
+def test_first_the_offline_weights_then_the_newest_after_so_many_steps(bench: Bench) -> None:
+    bench.publish(5)
+    assert bench.poll(30) == [(0, 0)], "what it was before, at step 0"
+    assert bench.poll(99) == [(0, 0)]
+    assert bench.poll(100) == [(0, 0), (100, 5)]
+    bench.publish(6)
+    assert bench.poll(199) == [(0, 0), (100, 5)]
+    assert bench.poll(431) == [(0, 0), (100, 5), (431, 6)]
+    assert not bench.scheduler.is_done(0.0, 450)
+    assert bench.poll(450, last=True)[-1] == (450, 6), "the last, wherever it ends"
+    assert bench.scheduler.is_done(0.0, 450)
 
 
-def test_a_run_that_goes_on_does_not_measure_again_what_it_has(desk: Desk) -> None:
-    desk.publish(5)
-    desk.look(0)
-    desk.look(120)
-    again = EvaluationScheduler(desk.run, cast(Any, desk.seat), desk.coordinator)
-    again.poll(0.0, 150, desk.log)
-    assert again._pending is None
+def test_a_resumed_run_does_not_repeat_its_evaluations(bench: Bench) -> None:
+    bench.publish(5)
+    bench.poll(0)
+    bench.poll(120)
+    resumed = EvaluationScheduler(bench.run, cast(Any, bench.process), bench.coordinator)
+    resumed.poll(0.0, 150, bench.log)
+    assert not resumed.is_pending
 
 
-def test_an_evaluation_that_was_lost_is_asked_for_again(desk: Desk) -> None:
-    desk.look(0)
-    desk.publish(13)
-    assert desk.look(100) == [(0, 0)]
-    assert not desk.examiner.is_done(0.0, 100)
-    desk.seat.handle = cast(Any, Evaluator).remote()
-    desk.publish(14)
-    assert desk.look(100) == [(0, 0), (100, 14)]
+def test_an_evaluation_that_was_lost_is_requested_again(bench: Bench) -> None:
+    bench.poll(0)
+    bench.publish(DIES)
+    assert bench.poll(100) == [(0, 0)]
+    assert not bench.scheduler.is_done(0.0, 100)
+    bench.replace_evaluator()
+    bench.publish(14)
+    assert bench.poll(100) == [(0, 0), (100, 14)]
 
 
-def test_an_evaluation_that_kills_its_process_each_time_is_given_up(desk: Desk) -> None:
-    desk.look(0)
-    desk.publish(13)
+def test_an_evaluation_that_kills_its_process_each_time_is_given_up(bench: Bench) -> None:
+    bench.poll(0)
+    bench.publish(DIES)
     for _ in range(TRIES):
-        assert not desk.examiner.is_done(0.0, 100)
-        assert desk.look(100, last=True) == [(0, 0)]
-        desk.seat.handle = cast(Any, Evaluator).remote()
-    assert desk.examiner.is_done(0.0, 100)
+        assert not bench.scheduler.is_done(0.0, 100)
+        assert bench.poll(100, last=True) == [(0, 0)]
+        bench.replace_evaluator()
+    assert bench.scheduler.is_done(0.0, 100)
 
 
-def test_an_evaluation_that_fails_is_not_tried_again_but_the_next_one_is(desk: Desk) -> None:
-    desk.look(0)
-    desk.publish(12)
-    assert desk.look(100) == [(0, 0)]
-    assert desk.examiner.is_done(0.0, 100)
-    assert desk.look(150) == [(0, 0)]
-    desk.publish(14)
-    assert desk.look(200) == [(0, 0), (200, 14)]
+def test_an_evaluation_that_fails_is_not_tried_again_but_the_next_one_is(bench: Bench) -> None:
+    bench.poll(0)
+    bench.publish(FAILS)
+    assert bench.poll(100) == [(0, 0)]
+    assert bench.scheduler.is_done(0.0, 100)
+    assert bench.poll(150) == [(0, 0)]
+    bench.publish(14)
+    assert bench.poll(200) == [(0, 0), (200, 14)]
 
 
-def test_a_changed_file_is_not_measured_and_not_waited_for_without_end(desk: Desk) -> None:
-    desk.publish(5)
-    desk.look(0)
-    path = desk.run.path / weights_path(Version(epoch=1, number=5))
+def test_a_changed_file_is_not_measured_and_not_waited_for_without_end(bench: Bench) -> None:
+    bench.publish(5)
+    bench.poll(0)
+    path = bench.run.path / weights_path(Version(epoch=1, number=5))
     path.write_bytes(path.read_bytes() + b"\0")
-    assert desk.look(100, last=True, now=10.0) == [(0, 0)]
-    assert not desk.examiner.is_done(10.0 + ASK_SECONDS, 100)
-    assert desk.examiner.is_done(10.1 + ASK_SECONDS, 100)
+    assert bench.poll(100, last=True, now=10.0) == [(0, 0)]
+    assert bench.poll(100, last=True, now=20.0) == [(0, 0)], "it is tried again"
+    assert not bench.scheduler.is_done(10.0 + START_SECONDS, 100)
+    assert bench.scheduler.is_done(10.1 + START_SECONDS, 100)
 
 
-def test_an_evaluator_that_ended_too_often_is_not_waited_for(desk: Desk) -> None:
-    desk.seat.state = "parked"
-    assert desk.examiner.is_done(0.0, 100)
+def test_a_changed_file_that_was_replaced_by_a_newer_one_is_measured(bench: Bench) -> None:
+    bench.publish(5)
+    bench.poll(0)
+    path = bench.run.path / weights_path(Version(epoch=1, number=5))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert bench.poll(100) == [(0, 0)]
+    bench.publish(6)
+    assert bench.poll(100) == [(0, 0), (100, 6)]
 
 
-def test_an_evaluation_that_hangs_is_ended(desk: Desk) -> None:
-    never: Any = cast(Any, Waiting).remote()
-    desk.examiner._pending = (100, never.wait.remote())
-    desk.seat.report = HUNG
-    desk.examiner.poll(0.0, 100, desk.log)
-    assert desk.seat.reason == ""
-    desk.seat.report = HUNG + 1
-    desk.examiner.poll(0.0, 100, desk.log)
-    assert "took no step for 601 s" in desk.seat.reason
-    ray.kill(never)
+def test_an_evaluator_that_ended_too_often_is_not_waited_for(bench: Bench) -> None:
+    bench.process.state = "parked"
+    assert bench.scheduler.is_done(0.0, 100)
+
+
+def test_an_evaluation_that_hangs_is_ended(bench: Bench) -> None:
+    bench.poll(0)
+    bench.publish(HANGS)
+    bench.scheduler.poll(0.0, 100, bench.log)
+    bench.process.report = idle(STEP_SECONDS)
+    bench.scheduler.poll(0.0, 100, bench.log)
+    assert bench.process.reason == ""
+    bench.process.report = idle(STEP_SECONDS + 1)
+    bench.scheduler.poll(0.0, 100, bench.log)
+    assert "took no step for 601 s" in bench.process.reason

@@ -2,85 +2,31 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import ray
 
-from m3pc.distributed.driver import check_machines
 from m3pc.distributed.endpoints import RunEndpoints
-from m3pc.model import checkpoint
-from m3pc.online.delivery_audit import audit
-from m3pc.online.run_folder import open_run
-from m3pc.tracking.run_log import read
+from m3pc.distributed.launch import check_machines
+from m3pc.online.delivery_audit import audit_deliveries
+from m3pc.tracking.run_lock import locked
+from m3pc.tracking.run_log import read_metrics
 from m3pc.types import InputError, Version
-from replay.server.schedule import schedule_of
 from replay.store.store import Store
-from tests.support.episodes.shared_data import ROOT
+from tests.support.runs.fleet_runs import FLEET, PARTS, command, finish, m3pc, owed, updates
 from tests.support.runs.online_job import alive, job
 from tests.support.runs.small_online import new_run
 from tests.support.servers.redis_server import RedisServer, free_port
 from tests.support.servers.waiting import eventually
 
-FLEET: dict[str, Any] = {
-    "online__steps": 10**6,
-    "online__publish_every": 5,
-    "online__checkpoint_every": 20,
-    "evaluation__every": 300,
-    "fleet__actors": 2,
-    "fleet__receipts": True,
-}
-PARTS = ("actor-0", "planner-0", "store", "learner", "evaluator")
-
-
-def m3pc(*words: object) -> "subprocess.CompletedProcess[str]":
-    """The command, from another shell."""
-    return subprocess.run(
-        [sys.executable, "-m", "m3pc", *map(str, words)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-
-
-def command(*words: object) -> str:
-    done = m3pc(*words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def owed(run: Path) -> int:
-    """Updates, by what the store holds."""
-    store, opened = Store(run / "replay"), open_run(run)
-    schedule = schedule_of(opened.config.online, opened.facts.max_episode_steps)
-    return schedule.owed(int(store.lengths.sum()), len(store.lengths))
-
-
-def updates(run: Path) -> int:
-    return int(checkpoint.newest(run / "checkpoints").progress["updates"])
-
-
-def finish(run: Path, steps: int, **environment: str) -> None:
-    """Go on, on a new cluster, to the end of a run that is `steps` longer than now."""
-    path = run / "config.yaml"
-    total = int(Store(run / "replay").lengths.sum()) + steps
-    path.write_text(path.read_text().replace("steps: 1000000", f"steps: {total}"))
-    with job(run, **environment) as work:
-        assert work.wait() == 0, work.output
-        assert "finished" in work.output
-
 
 @pytest.fixture(params=["file", pytest.param("redis", marks=pytest.mark.long)])
 def coordinator(request: pytest.FixtureRequest) -> dict[str, str]:
-    """Where the processes meet."""
+    """Of the run, by its environment variable."""
     if request.param == "file":
         return {}
     return {"M3PC_COORDINATOR": request.getfixturevalue("redis_server").url}
@@ -91,6 +37,7 @@ def coordinator(request: pytest.FixtureRequest) -> dict[str, str]:
 def test_a_run_lives_through_the_death_of_each_of_its_processes(
     coordinator: dict[str, str], tmp_path: Path
 ) -> None:
+    """In the end also of its driver, with which all others end."""
     run = tmp_path / "run"
     new_run(run, **FLEET)
     with job(run, **coordinator) as work:
@@ -98,20 +45,31 @@ def test_a_run_lives_through_the_death_of_each_of_its_processes(
         for name in PARTS:
             pid = work.kill(name)
             work.until_replaced(name, pid)
-            work.advance(60)
+            work.advance(20)
         done = work.status["updates"]
         work.until(lambda: work.status["updates"] > done)
         assert [work.restarts(name) for name in PARTS] == [1] * len(PARTS)
-        found = work.stop()
-    assert found.stored >= found.acknowledged > 20
-    assert updates(run) <= owed(run)
-    epochs = {Version.unpacked(version).epoch for version in Store(run / "replay").versions}
+        pids = [work.pid(name) or 0 for name in (*PARTS, "actor-1")]
+        assert all(pids)
+        work.signal(signal.SIGKILL)
+        assert work.wait() == -signal.SIGKILL
+        assert eventually(lambda: not any(map(alive, pids)), 60.0), "they end with the driver"
+    delivered = audit_deliveries(run)
+    assert delivered.sound, delivered
+    assert delivered.stored >= delivered.acknowledged > 10
+    epochs = {Version.unpacked(e.version).epoch for e in Store(run / "replay").episodes()}
     assert len(epochs - {0}) == 2  # the learner that was killed, and the one after it
-    finish(run, 100, **coordinator)
+    finish(run, 60, **coordinator)
     assert updates(run) == owed(run)
-    assert audit(run).sound
+    assert audit_deliveries(run).sound
+    store = Store(run / "replay")
+    numbers = [Version.unpacked(episode.version).number for episode in store.episodes()]
+    assert max(numbers) > 0, "learnt weights collect"
+    last = read_metrics(run, "evaluation")[-1]
+    assert (last["step"], last["updates"]) == (int(store.lengths.sum()), updates(run))
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_redis_that_is_gone_for_ten_seconds_changes_nothing_but_a_metric(tmp_path: Path) -> None:
@@ -121,7 +79,7 @@ def test_a_redis_that_is_gone_for_ten_seconds_changes_nothing_but_a_metric(tmp_p
     try:
         with job(run, M3PC_COORDINATOR=server.url) as work:
             work.until_up(2)
-            server.kill()  # it keeps nothing on disk: all that it knew is lost
+            server.kill()  # it keeps nothing on disk: all data is lost
             end = time.monotonic() + 10
             work.advance(60)
             work.until(lambda: time.monotonic() > end)
@@ -133,14 +91,15 @@ def test_a_redis_that_is_gone_for_ten_seconds_changes_nothing_but_a_metric(tmp_p
             work.stop()
     finally:
         server.kill()
-    assert read(run, "fleet")[-1]["m3pc_coordinator_failures_total"] > 0
-    epochs = {Version.unpacked(version).epoch for version in Store(run / "replay").versions}
+    assert read_metrics(run, "fleet")[-1]["m3pc_coordinator_failures_total"] > 0
+    epochs = {Version.unpacked(e.version).epoch for e in Store(run / "replay").episodes()}
     assert len(epochs - {0}) == 1
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_a_fleet_is_scaled_from_another_shell_and_a_run_outlives_its_driver(tmp_path: Path) -> None:
+def test_a_fleet_is_scaled_and_stopped_from_another_shell(tmp_path: Path) -> None:
     run = tmp_path / "run"
     new_run(run, **FLEET)
     with job(run) as work:
@@ -148,46 +107,43 @@ def test_a_fleet_is_scaled_from_another_shell_and_a_run_outlives_its_driver(tmp_
         for count in (6, 1):
             assert f"actors running: {count}, wanted: {count}" in command("scale", run, count)
             work.advance(30)
-        assert work.status["wanted"] == 1
-        assert json.loads(command("status", run, "--json"))["running"] == 1
+        status = json.loads(command("status", run, "--json"))
+        assert (status["driven"], status["running"], status["wanted"]) == (True, 1, 1)
         slots = {key.slot for key in Store(run / "replay").keys}
         assert slots == set(range(6))
-        others = [pid for name in (*PARTS[1:], "actor-0") if (pid := work.pid(name)) is not None]
-        assert len(others) == len(PARTS)
         work.signal(signal.SIGKILL)
         assert work.wait() == -signal.SIGKILL
-        assert eventually(lambda: not any(map(alive, others)), 60.0), "they end with the driver"
     assert not json.loads(command("status", run, "--json"))["driven"]
-    assert audit(run).sound
     with job(run) as work:
         work.until_up(1)  # what was wanted last
         assert "between 2 and 3" in command("scale", run, "--between", "2:3")
         work.until(lambda: work.status.get("running") == 2)  # autoscaling enters its bounds
         assert "stopped after" in command("stop", run)
         assert work.wait() == 0, work.output
-    found = audit(run)
-    assert found.sound, found
-    assert found.acknowledged > 10
+    delivered = audit_deliveries(run)
+    assert delivered.sound, delivered
+    assert delivered.acknowledged > 10
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_the_loop_closes(tmp_path: Path) -> None:
-    """What is collected is learnt from, and what is learnt collects."""
+    """The learner learns from what is collected, and what it learns collects."""
     run = tmp_path / "run"
-    opened = new_run(run, **FLEET | {"online__steps": 1500, "online__pause_after": 100})
+    started = new_run(run, **FLEET | {"online__steps": 1500, "online__pause_after": 100})
     with job(run) as work:
         assert work.wait() == 0, work.output
     store = Store(run / "replay")
-    numbers = [Version.unpacked(version).number for version in store.versions]
-    lasts = [Version.unpacked(version).number for version in store.last_versions]
+    numbers = [Version.unpacked(e.version).number for e in store.episodes()]
+    lasts = [Version.unpacked(e.last_version).number for e in store.episodes()]
     assert numbers[0] == 0 and max(lasts) > 60
     thirds = [np.mean(third) for third in np.array_split(numbers, 3)]
-    assert all(one < other for one, other in pairwise(thirds))
+    assert all(earlier < later for earlier, later in pairwise(thirds))
     assert updates(run) == owed(run) == int(store.lengths.sum()) // 10
-    fleet = read(run, "fleet")[-1]
-    assert fleet["m3pc_actor_policy_staleness_updates/p100"] <= opened.config.online.pause_after
-    rows = read(run, "evaluation")
+    fleet = read_metrics(run, "fleet")[-1]
+    assert fleet["m3pc_actor_policy_staleness_updates/p100"] <= started.config.online.pause_after
+    rows = read_metrics(run, "evaluation")
     parts = [row["step"] // 300 for row in rows[:-1]]  # one that lasts longer than a part skips it
     assert parts[0] == 0 and len(parts) > 1 and parts == sorted(set(parts))
     assert rows[-1]["updates"] == updates(run)
@@ -209,6 +165,7 @@ def test_updates_per_step_are_the_same_with_two_actors_and_with_eight(tmp_path: 
         assert updates(run) == int(store.lengths.sum()) // 10
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_an_actor_that_is_stopped_or_whose_environment_hangs_is_replaced(tmp_path: Path) -> None:
@@ -224,11 +181,11 @@ def test_an_actor_that_is_stopped_or_whose_environment_hangs_is_replaced(tmp_pat
         work.advance(100)
         pid = work.kill("actor-1", signal.SIGSTOP)
         command("scale", run, 1)
-        assert eventually(lambda: not alive(pid), 60.0), "one that cannot leave is ended"
+        assert eventually(lambda: not alive(pid), 60.0), "an actor that cannot drain is killed"
         work.advance(30)
         work.stop()
-    lives = {(key.slot, key.incarnation) for key in Store(run / "replay").keys}
-    assert all(sum(slot == mine for slot, _ in lives) >= 2 for mine in (0, 1))
+    incarnations = {(key.slot, key.incarnation) for key in Store(run / "replay").keys}
+    assert all(sum(slot == n for slot, _ in incarnations) >= 2 for n in (0, 1))
 
 
 @pytest.mark.long
@@ -253,6 +210,7 @@ def test_a_planner_that_stalls_is_waited_for_and_one_that_hangs_is_replaced(tmp_
         work.stop()
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_an_environment_that_takes_its_process_down_costs_its_episodes(tmp_path: Path) -> None:
@@ -263,13 +221,13 @@ def test_an_environment_that_takes_its_process_down_costs_its_episodes(tmp_path:
         work.advance(60)
         assert work.stop().acknowledged > 0
         assert [work.restarts(name) for name in PARTS[1:]] == [0] * 4
-    lives = {(key.slot, key.incarnation) for key in Store(run / "replay").keys}
-    assert len(lives) >= 3
+    incarnations = {(key.slot, key.incarnation) for key in Store(run / "replay").keys}
+    assert len(incarnations) >= 3
 
 
 def duplicates(run: Path) -> float:
     """Episodes that were sent again because the reply was lost."""
-    rows = read(run, "fleet")
+    rows = read_metrics(run, "fleet")
     return float(rows[-1].get("m3pc_replay_append_total/duplicate", 0)) if rows else 0.0
 
 
@@ -286,6 +244,7 @@ def test_a_tenth_of_lost_replies_loses_and_doubles_nothing(tmp_path: Path) -> No
         assert work.stop().acknowledged >= 10
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_run_whose_environments_always_break_ends_with_code_three(tmp_path: Path) -> None:
@@ -322,8 +281,6 @@ def test_a_number_or_bounds_not_both(tmp_path: Path, words: list[object], expect
 
 
 def test_a_run_in_lock_step_is_neither_scaled_nor_stopped_by_a_file(tmp_path: Path) -> None:
-    from m3pc.tracking.run_lock import locked
-
     new_run(tmp_path / "run")
     with locked(tmp_path / "run"):
         for words in (("scale", tmp_path / "run", 3), ("stop", tmp_path / "run")):
@@ -334,7 +291,7 @@ def test_a_run_in_lock_step_is_neither_scaled_nor_stopped_by_a_file(tmp_path: Pa
     assert not (tmp_path / "run" / "wanted.json").exists()
 
 
-def test_words_that_lock_step_would_not_hear_are_refused(tmp_path: Path) -> None:
+def test_options_that_lock_step_ignores_are_refused(tmp_path: Path) -> None:
     new_run(tmp_path / "run")
     for words in (
         ("finetune", "nowhere", "--data", "nothing", "--local", "--actors", 2),
@@ -346,20 +303,20 @@ def test_words_that_lock_step_would_not_hear_are_refused(tmp_path: Path) -> None
         assert "--local is one process" in done.stderr
 
 
-def test_what_every_process_would_stumble_over_is_told_at_once(tmp_path: Path) -> None:
+def test_what_would_fail_in_every_process_is_reported_once(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
-    nobody = f"redis://127.0.0.1:{free_port()}"
-    done = m3pc("resume", run.path, "--coordinator", nobody)
+    absent = f"redis://127.0.0.1:{free_port()}"
+    done = m3pc("resume", run.path, "--coordinator", absent)
     assert done.returncode == 2
     assert "no coordinator answers" in done.stderr
-    facts = run.path / "run.json"
-    facts.write_text(facts.read_text().replace(run.facts.checksum, "0" * 64))
+    info = run.path / "run.json"
+    info.write_text(info.read_text().replace(run.info.checksum, "0" * 64))
     done = m3pc("resume", run.path)
     assert done.returncode == 2
     assert "give the same data" in done.stderr
 
 
-def test_several_machines_do_not_meet_in_a_file(
+def test_a_coordinator_in_a_file_serves_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = [("one", True), ("two", True), ("gone", False)]
@@ -373,8 +330,6 @@ def test_several_machines_do_not_meet_in_a_file(
 
 
 def test_a_second_driver_is_refused(tmp_path: Path) -> None:
-    from m3pc.tracking.run_lock import locked
-
     new_run(tmp_path / "run")
     with locked(tmp_path / "run"):
         done = m3pc("resume", tmp_path / "run")
@@ -396,5 +351,5 @@ def test_a_learner_that_waits_gets_more_actors_and_no_more_than_allowed(tmp_path
         work.advance(200)
         assert work.status["wanted"] == 2
         work.stop()
-    rows = read(run, "fleet")
+    rows = read_metrics(run, "fleet")
     assert rows[-1]["m3pc_run_scaled_total/up"] == 1

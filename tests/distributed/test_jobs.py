@@ -1,4 +1,4 @@
-"""Commands as jobs of a cluster: the line that a shell gets, and what is refused before."""
+"""Commands as jobs of a cluster: their shell line, and what is refused."""
 
 import os
 import subprocess
@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray._private.runtime_env.packaging import create_package
 
-from m3pc.distributed.jobs import LEFT_OUT, Jobs, entrypoint, variables
+from m3pc.distributed.jobs import EXCLUDED, Jobs, entrypoint, variables
 from m3pc.types import InputError
 from tests.support.episodes.shared_data import ROOT
 from tests.support.servers.redis_server import free_port
 
 
 def run(line: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """With a python that only says what it was given."""
+    """Run a shell line with a `python` that only prints its arguments."""
     program = folder / "bin" / "python"
     program.parent.mkdir(exist_ok=True)
     program.write_text(
@@ -37,17 +37,17 @@ def run(line: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_it_runs_where_it_was_told_with_the_code_that_was_sent(tmp_path: Path) -> None:
+def test_a_job_runs_in_its_folder_with_the_uploaded_code(tmp_path: Path) -> None:
     there = tmp_path / "a folder; with 'signs'"
     there.mkdir()
     done = run(entrypoint(["evaluate", "runs/x"], there), tmp_path)
-    where, code, words = done.stdout.split("\n", 2)
+    folder, code, words = done.stdout.split("\n", 2)
     assert done.returncode == 0, done.stderr
-    assert (where, code) == (str(there), str(tmp_path))
+    assert (folder, code) == (str(there), str(tmp_path))
     assert words.split("\0")[:-1] == ["-P", "-m", "m3pc", "evaluate", "runs/x"]
 
 
-def test_a_folder_that_the_head_does_not_see_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_the_head_does_not_see_is_refused(tmp_path: Path) -> None:
     done = run(entrypoint(["finetune", "x"], tmp_path / "absent"), tmp_path)
     assert done.returncode == 2
     assert "is not on the head; give a folder that all machines see" in done.stderr
@@ -75,16 +75,16 @@ def test_a_run_joins_the_cluster_that_it_is_sent_to(words: list[str], joins: boo
 )
 def test_no_word_means_anything_to_the_shell(words: list[str]) -> None:
     line = entrypoint(["replay", *words], Path("/"))
-    told = line.rpartition("exec python -P ")[2]
+    arguments = line.rpartition("exec python -P ")[2]
     done = subprocess.run(
-        ["sh", "-c", f"printf '%s\\0' {told}"], capture_output=True, timeout=30, check=True
+        ["sh", "-c", f"printf '%s\\0' {arguments}"], capture_output=True, timeout=30, check=True
     )
     assert done.stdout.decode().split("\0")[:-1] == ["-m", "m3pc", "replay", *words]
 
 
-def test_the_code_is_sent_along_and_nothing_that_is_large(tmp_path: Path) -> None:
+def test_the_code_is_uploaded_without_large_files(tmp_path: Path) -> None:
     """As Ray packs it; a package of nothing would not be noticed where m3pc is installed."""
-    create_package(str(ROOT), tmp_path / "sent.zip", excludes=LEFT_OUT, include_gitignore=True)
+    create_package(str(ROOT), tmp_path / "sent.zip", excludes=EXCLUDED, include_gitignore=True)
     with ZipFile(tmp_path / "sent.zip") as sent:
         names = set(sent.namelist())
         assert sum(info.file_size for info in sent.infolist()) < 20 << 20
@@ -97,7 +97,7 @@ def test_the_code_is_sent_along_and_nothing_that_is_large(tmp_path: Path) -> Non
     assert not [name for name in names if name.startswith((".git/", ".venv/", "tests/", "runs/"))]
 
 
-def test_variables_are_given_or_taken_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_have_a_value_or_that_of_this_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("M3PC_COORDINATOR", "redis://:word@h:1")
     assert variables(["A=1=2", "M3PC_COORDINATOR"]) == {
         "A": "1=2",
@@ -109,7 +109,7 @@ def test_variables_are_given_or_taken_from_here(monkeypatch: pytest.MonkeyPatch)
             variables([wrong])
 
 
-def test_an_address_of_another_kind_is_told() -> None:
+def test_an_address_of_another_kind_is_refused() -> None:
     for address in ("auto", "ray://127.0.0.1:10001", "127.0.0.1:6379", ""):
         with pytest.raises(InputError, match="expected that of its dashboard"):
             Jobs(address)
@@ -119,18 +119,18 @@ def test_an_address_of_another_kind_is_told() -> None:
     ("mode", "expected"),
     [
         ("disabled", "no cluster answers at"),
-        ("token", "no entry to the cluster at"),  # nobody is asked without one
+        ("token", "no entry to the cluster at"),  # no request is sent without one
     ],
 )
-def test_where_nobody_listens_or_there_is_no_token_it_is_told(
+def test_an_absent_cluster_and_a_missing_token_are_reported(
     mode: str, expected: str, tmp_path: Path
 ) -> None:
-    """In a process of its own: Ray looks at these variables once."""
-    here = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    """In a process of its own: Ray reads these variables once."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     address = f"http://127.0.0.1:{free_port()}"
     done = subprocess.run(
         [sys.executable, "-m", "m3pc", "jobs", "list", "--address", address],
-        env={**here, "RAY_AUTH_MODE": mode, "HOME": str(tmp_path)},
+        env={**environment, "RAY_AUTH_MODE": mode, "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=120,

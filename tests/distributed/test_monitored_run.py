@@ -1,47 +1,41 @@
-"""A real Prometheus beside a real run: everything that is drawn has data, and a death shows."""
+"""A real Prometheus beside a real run: every panel has data, and the death of an actor shows."""
 
 import json
 import os
 import shutil
-import urllib.parse
-import urllib.request
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from m3pc.monitoring.dashboards import OPTIONAL, boards, filled, metric_names, queries
-from m3pc.monitoring.services import CONFIG, shipped
-from tests.distributed.test_fleet import FLEET, command
+from m3pc.monitoring.dashboards import OPTIONAL, metric_names, read_dashboards, with_variables
+from m3pc.monitoring.prometheus_api import Prometheus, Series
+from m3pc.monitoring.services import shipped_folder
+from tests.support.runs.fleet_runs import FLEET, command
 from tests.support.runs.online_job import Job, alive, job
 from tests.support.runs.small_online import new_run
 from tests.support.servers.redis_server import free_port
+from tests.support.servers.shipped_monitoring import rules, run_queries
 from tests.support.servers.waiting import eventually
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.ray,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
 ]
-PATIENCE = 120.0  # seconds: Ray's metrics are scraped every 15, and a rate needs two
+PATIENCE = 120.0  # seconds: Ray's metrics are scraped every 15, and a rate needs two samples
 
 
-class Prometheus:
-    def __init__(self, url: str) -> None:
-        self.url = url
+def ask(prometheus: Prometheus, expression: str) -> list[Series]:
+    return prometheus.instant(expression, time.time())
 
-    def ask(self, expression: str) -> list[dict[str, Any]]:
-        words = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?{words}", timeout=10) as answer:
-            found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
-        return found
 
-    def value(self, expression: str) -> float:
-        """Of the one series that there is; 0 where there is none."""
-        found = self.ask(expression)
-        assert len(found) <= 1, found
-        return float(found[0]["value"][1]) if found else 0.0
+def value(prometheus: Prometheus, expression: str) -> float:
+    """Of the only series; 0 if there is none."""
+    series = ask(prometheus, expression)
+    assert len(series) <= 1, series
+    return series[0].points[0][1] if series else 0.0
 
 
 @pytest.fixture
@@ -53,9 +47,10 @@ def run(tmp_path: Path) -> Path:
 def prometheus(run: Path) -> Iterator[Prometheus]:
     """As users start it, before the run."""
     port = free_port()
-    told = command("monitor", "up", run, "--port", port)
-    assert f"prometheus: http://127.0.0.1:{port}" in told
-    pids = [each["pid"] for each in json.loads((run / "monitor" / "processes.json").read_text())]
+    output = command("monitor", "up", run, "--port", port)
+    assert f"prometheus: http://127.0.0.1:{port}" in output
+    entries = json.loads((run / "monitor" / "processes.json").read_text())
+    pids = [entry["pid"] for entry in entries]
     assert pids
     try:
         yield Prometheus(f"http://127.0.0.1:{port}")
@@ -64,86 +59,77 @@ def prometheus(run: Path) -> Iterator[Prometheus]:
         assert eventually(lambda: not any(map(alive, pids)))
 
 
-def test_everything_that_is_drawn_has_data_and_a_death_shows(
-    run: Path, prometheus: Prometheus
-) -> None:
-    with job(run) as running:
-        running.until_up(2)
-        assert "prometheus: http" in command("monitor", "up", run)  # again: it is there already
-        running.until(lambda: running.status.get("evaluation"))
-        _check_boards(prometheus, run.name)
+def test_every_panel_of_a_run_has_data_and_a_death_shows(run: Path, prometheus: Prometheus) -> None:
+    with job(run) as work:
+        work.until_up(2)
+        assert "prometheus: http" in command("monitor", "up", run)  # again: it runs already
+        work.until(lambda: work.status.get("evaluation"))
+        _check_dashboards(prometheus, run.name)
         _check_rules(prometheus)
-        _check_death(running, prometheus, run.name)
-        _look(run)
-        running.stop()
-    # A run that ended is not asked any more: no alert tells that it is away.
+        _check_death(work, prometheus, run.name)
+        _check_page(run)
+        work.stop()
+    # A run that ended is not scraped any more: no alert says that it is away.
     assert list((run / "targets").iterdir()) == []
-    assert eventually(lambda: not prometheus.ask('up{job="m3pc"} == 0'), PATIENCE)
+    assert eventually(lambda: not ask(prometheus, 'up{job="m3pc"} == 0'), PATIENCE)
 
 
-def _check_boards(prometheus: Prometheus, run: str) -> None:
-    asked = [query for query in queries(shipped(), run) if not query.optional]
-    assert len(asked) > 50
-    empty = list(asked)
+def _check_dashboards(prometheus: Prometheus, run: str) -> None:
+    empty = [query for query in run_queries(run) if not query.optional]
+    assert len(empty) > 50
 
-    def all_answer() -> bool:
-        empty[:] = [query for query in empty if not prometheus.ask(query.expression)]
+    def all_have_data() -> bool:
+        empty[:] = [query for query in empty if not ask(prometheus, query.expression)]
         return not empty
 
-    assert eventually(all_answer, PATIENCE), [query.expression for query in empty]
+    assert eventually(all_have_data, PATIENCE), [query.expression for query in empty]
 
 
 def _check_rules(prometheus: Prometheus) -> None:
-    """What rules ask for is there, but for what a healthy run may lack; whether they fire is
-    another matter."""
-    config = yaml.safe_load((shipped() / CONFIG).read_text())
-    files = [path for pattern in config["rule_files"] for path in shipped().glob(pattern)]
-    rules = [
-        rule
-        for path in files
-        for group in yaml.safe_load(path.read_text())["groups"]
-        for rule in group["rules"]
-    ]
-    assert len(rules) > 20
-    names = {name for rule in rules for name in metric_names(rule["expr"])}
+    """All metrics of the rules exist, but for those that a healthy run may lack."""
+    expressions = [rule["expr"] for kind in ("alert", "record") for rule in rules(kind).values()]
+    assert len(expressions) > 20
+    names = {name for expression in expressions for name in metric_names(expression)}
     missing = {name for name in names if not name.startswith(tuple(OPTIONAL))}
 
-    def all_there() -> bool:
-        missing.difference_update({name for name in missing if prometheus.ask(name)})
+    def all_exist() -> bool:
+        missing.difference_update({name for name in missing if ask(prometheus, name)})
         return not missing
 
-    assert eventually(all_there, PATIENCE), missing
+    assert eventually(all_exist, PATIENCE), missing
 
 
-def _check_death(running: Job, prometheus: Prometheus, run: str) -> None:
+def _check_death(work: Job, prometheus: Prometheus, run: str) -> None:
     restarts = f'm3pc_run_restarts_total{{run="{run}",part="actor"}}'
     steps = f'm3pc_actor_env_steps_total{{run="{run}"}}'
-    assert prometheus.value(restarts) == 0
-    drawn = f"{_panel('Restarts in ten minutes', run)} and on (part) {restarts}"
-    assert prometheus.value(drawn) == 0
-    before, pid = prometheus.value(steps), running.kill("actor-1")
+    assert value(prometheus, restarts) == 0
+    drawn = f"{_expression('Restarts in ten minutes', run)} and on (part) {restarts}"
+    assert value(prometheus, drawn) == 0
+    before, pid = value(prometheus, steps), work.kill("actor-1")
     assert before > 0
-    assert eventually(lambda: prometheus.value(restarts) == 1, PATIENCE)
-    assert eventually(lambda: prometheus.value(drawn) > 0, PATIENCE), "the panel shows it"
-    running.until_replaced("actor-1", pid)
-    assert eventually(
-        lambda: prometheus.value(f'm3pc_actor_up{{run="{run}",slot="1"}}') == 1, PATIENCE
-    )
-    # The count of steps went on: nothing that the dead one did is forgotten.
-    assert eventually(lambda: prometheus.value(steps) > before, PATIENCE)
-    assert prometheus.value(f"resets({steps}[10m])") == 0
+    assert eventually(lambda: value(prometheus, restarts) == 1, PATIENCE)
+    assert eventually(lambda: value(prometheus, drawn) > 0, PATIENCE), "the panel shows it"
+    work.until_replaced("actor-1", pid)
+    is_up = f'm3pc_actor_up{{run="{run}",slot="1"}}'
+    assert eventually(lambda: value(prometheus, is_up) == 1, PATIENCE)
+    # The count of steps goes on: the steps of the dead process stay in it.
+    assert eventually(lambda: value(prometheus, steps) > before, PATIENCE)
+    assert value(prometheus, f"resets({steps}[10m])") == 0
 
 
-def _panel(title: str, run: str) -> str:
-    """What a panel asks for."""
+def _expression(title: str, run: str) -> str:
+    """The first query of a panel."""
     (panel,) = (
-        panel for board in boards(shipped()) for panel in board.panels if panel.title == title
+        panel
+        for dashboard in read_dashboards(shipped_folder())
+        for panel in dashboard.panels
+        if panel.title == title
     )
-    return filled(panel.queries[0], run, step=15.0).expression
+    return with_variables(panel.queries[0], run, step=15.0).expression
 
 
-def _look(run: Path) -> None:
-    """All dashboards on one page; kept where somebody wants to see it."""
+def _check_page(run: Path) -> None:
+    """All dashboards are on one page. M3PC_KEEP_PAGE names a file that keeps it."""
     keep = os.environ.get("M3PC_KEEP_PAGE")
     out = Path(keep) if keep else run / "boards.html"
     assert f"page: {out}" in command("monitor", "page", run, "--out", out, "--minutes", "5")

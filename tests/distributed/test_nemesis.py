@@ -1,4 +1,4 @@
-"""A run on Ray under many faults: minutes of them, or many at once."""
+"""A run on Ray under many faults, over minutes or at once."""
 
 import signal
 import time
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from m3pc.core.exit_codes import TERMINATED
-from m3pc.online.delivery_audit import audit
+from m3pc.online.delivery_audit import audit_deliveries
 from replay.store.store import Store
-from tests.distributed.test_fleet import FLEET, PARTS, finish, owed, updates
+from tests.support.runs.fleet_runs import FLEET, PARTS, finish, owed, updates
 from tests.support.runs.online_job import job
 from tests.support.runs.small_online import new_run
 
@@ -21,7 +21,7 @@ SLOTS = tuple(f"actor-{slot}" for slot in range(8))
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_run_lives_through_forty_deaths(tmp_path: Path) -> None:
-    """Three of each actor and four of everybody else: one more would be too many for a place."""
+    """Three of each actor and four of each other process: a fifth would park it."""
     run = tmp_path / "run"
     new_run(run, **FLEET | {"fleet__actors": len(SLOTS), "fleet__silence": 15.0})
     rng = np.random.default_rng(0)
@@ -39,11 +39,11 @@ def test_a_run_lives_through_forty_deaths(tmp_path: Path) -> None:
         work.until(lambda: all(work.pid(name) is not None for name in PARTS))
         done = work.status["updates"]
         work.until(lambda: work.status["updates"] > done)
-        found = work.stop()
-    assert found.acknowledged > len(deaths)
+        delivered = work.stop()
+    assert delivered.acknowledged > len(deaths)
     finish(run, 100)
     assert updates(run) == owed(run)
-    assert audit(run).sound
+    assert audit_deliveries(run).sound
 
 
 @pytest.mark.ray
@@ -68,7 +68,7 @@ def test_a_quarter_of_many_actors_dies_at_once(tmp_path: Path) -> None:
 
 
 def memory(name: str) -> int:
-    """Bytes, as Linux tells."""
+    """Bytes, from /proc/meminfo."""
     rows = dict(row.split(":") for row in Path("/proc/meminfo").read_text().splitlines())
     return int(rows[name].split()[0]) << 10
 
@@ -77,8 +77,8 @@ def memory(name: str) -> int:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_an_environment_that_takes_all_memory_costs_no_learner(tmp_path: Path) -> None:
-    """Ray ends rollout processes, which it can start again, and whoever was started last of the
-    others: the evaluator."""
+    """Ray kills rollout processes, which it can restart, and of the others the one that started
+    last: the evaluator."""
     run = tmp_path / "run"
     new_run(run, env="tests.support.envs.point:toy/GreedyPoint-v0", **FLEET)
     total = memory("MemTotal")
@@ -96,21 +96,21 @@ def test_an_environment_that_takes_all_memory_costs_no_learner(tmp_path: Path) -
 @pytest.mark.ray
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_run_that_is_told_to_end_at_any_time_ends_in_order(tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_at_any_time_ends_in_order(tmp_path: Path) -> None:
     run = tmp_path / "run"
     new_run(run, **FLEET)
     rng = np.random.default_rng(0)
     for _ in range(10):
         with job(run) as work:
-            work.until(lambda: work.status)  # from here on it hears signals
+            work.until(lambda: work.status)  # from here on it handles signals
             time.sleep(rng.uniform(0, 8))
             work.stop()
     with job(run) as work:
         work.until_up(2)
         work.signal(signal.SIGTERM)
         time.sleep(0.05)
-        work.signal(signal.SIGTERM)  # somebody is in a hurry
+        work.signal(signal.SIGTERM)  # a second one ends it at once
         assert work.wait() in (0, TERMINATED), work.output
     finish(run, 100)
     assert updates(run) == owed(run)
-    assert audit(run).sound
+    assert audit_deliveries(run).sound

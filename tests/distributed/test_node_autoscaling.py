@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.test_fleet import FLEET, command
+from tests.support.runs.fleet_runs import FLEET, command
 from tests.support.runs.online_job import PATIENCE, job
 from tests.support.runs.small_online import new_run
 from tests.support.servers.autoscaling_cluster import autoscaling_cluster
@@ -21,16 +21,16 @@ WORKER = {"CPU": 1, "m3pc_actor": 1}
 def test_nodes_come_with_actors_and_go_when_they_idle(version: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     new_run(run, **FLEET | {"fleet__actors": 1, "fleet__roles": True})
-    with autoscaling_cluster(version, head=HEAD, worker=WORKER, most=4) as (cluster, nodes):
+    with autoscaling_cluster(version, head=HEAD, worker=WORKER, max_nodes=4) as (cluster, nodes):
         assert nodes.until(1, PATIENCE)
         with job(run, "--address", cluster.address, **cluster.environment) as work:
             work.until_up(1)
             assert nodes.until(2, PATIENCE), nodes.seen
             assert "actors running: 3, wanted: 3" in command("scale", run, 3)
             assert nodes.until(4, PATIENCE), nodes.seen
-            homes = {name: process["node"] for name, process in work.processes.items()}
-            apart = {homes[f"actor-{slot}"] for slot in range(3)}
-            assert len(apart) == 3 and homes["learner"] not in apart
+            node_of = {name: process["node"] for name, process in work.processes.items()}
+            actor_nodes = {node_of[f"actor-{slot}"] for slot in range(3)}
+            assert len(actor_nodes) == 3 and node_of["learner"] not in actor_nodes
             work.advance(60)
             assert "actors running: 1, wanted: 1" in command("scale", run, 1)
             assert nodes.until(2, PATIENCE), nodes.seen

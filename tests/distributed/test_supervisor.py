@@ -1,4 +1,4 @@
-"""A process as its driver sees it: one that never starts, one that cannot."""
+"""A supervised process that never starts, cannot start, or falls silent."""
 
 import os
 import signal
@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 import ray
 
-from m3pc.distributed import supervisor as seats
 from m3pc.distributed.supervisor import RayRestartedProcess, SupervisedProcess
+from m3pc.telemetry.process_report import ProcessReport
 from tests.support.servers.waiting import eventually
 
 pytestmark = pytest.mark.ray
@@ -18,66 +18,72 @@ pytestmark = pytest.mark.ray
 
 @ray.remote(num_cpus=0)
 class Part:
-    def __init__(self, how: str) -> None:
-        if how == "hangs":
+    def __init__(self, behaviour: str) -> None:
+        if behaviour == "hangs":
             time.sleep(600)
-        if how == "fails":
+        if behaviour == "fails":
             raise ValueError("give the same data")
 
-    def report(self) -> int:
-        return 1
+    def report(self) -> ProcessReport[None]:
+        return ProcessReport(pid=os.getpid(), snapshot={}, detail=None)
 
 
 @pytest.fixture
-def seat(ray_cluster: None, request: pytest.FixtureRequest) -> Iterator[SupervisedProcess]:
-    ways = iter([request.param, "works"])
-    found = SupervisedProcess("part", lambda: cast(Any, Part).remote(next(ways)), patience=60.0)
-    yield found
-    found.end()
+def process(ray_cluster: None, request: pytest.FixtureRequest) -> Iterator[SupervisedProcess[None]]:
+    """Its first process behaves as the parameter says, each later one works."""
+    behaviours = iter([request.param, "works"])
+    supervised: SupervisedProcess[None] = SupervisedProcess(
+        "part",
+        lambda: cast(Any, Part).remote(next(behaviours)),
+        patience=60.0,
+        start_seconds=1.0 if request.param == "hangs" else 60.0,
+    )
+    yield supervised
+    supervised.end()
 
 
-def looked(seat: SupervisedProcess) -> SupervisedProcess:
-    seat.poll(time.monotonic())
-    return seat
+def polled(process: SupervisedProcess[None]) -> SupervisedProcess[None]:
+    process.poll(time.monotonic())
+    return process
 
 
-@pytest.mark.parametrize("seat", ["hangs"], indirect=True)
-def test_one_that_does_not_start_is_made_again(
-    seat: SupervisedProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(seats, "START_SECONDS", 1.0)
-    assert eventually(lambda: looked(seat).restarts.count)
-    assert "did not start within 1 s" in seat.reason
-    monkeypatch.undo()
-    assert eventually(lambda: looked(seat).state == "up")
-    assert seat.restarts.count == 1
+@pytest.mark.parametrize("process", ["hangs"], indirect=True)
+def test_a_process_that_does_not_start_is_created_again(process: SupervisedProcess[None]) -> None:
+    assert eventually(lambda: polled(process).restarts.count)
+    assert "did not start within 1 s" in process.reason
+    process.start_seconds = 60.0
+    assert eventually(lambda: polled(process).state == "up")
+    assert (process.restarts.count, process.incarnation) == (1, 2)
 
 
-@pytest.mark.parametrize("seat", ["fails"], indirect=True)
-def test_why_one_could_not_start_is_told_in_its_own_words(seat: SupervisedProcess) -> None:
-    assert eventually(lambda: looked(seat).restarts.count)
-    assert seat.reason.endswith("ValueError: give the same data")
+@pytest.mark.parametrize("process", ["fails"], indirect=True)
+def test_the_reason_of_a_failed_start_is_its_own_error(process: SupervisedProcess[None]) -> None:
+    assert eventually(lambda: polled(process).restarts.count)
+    assert process.reason.endswith("ValueError: give the same data")
 
 
-@pytest.mark.parametrize("seat", ["works"], indirect=True)
-def test_a_report_is_known_to_be_as_old_as_its_question(seat: SupervisedProcess) -> None:
+@pytest.mark.parametrize("process", ["works"], indirect=True)
+def test_a_report_is_as_old_as_its_request(process: SupervisedProcess[None]) -> None:
     begin = time.monotonic()
-    assert eventually(lambda: looked(seat).report)
-    assert begin <= seat.as_of <= time.monotonic()
+    assert eventually(lambda: polled(process).report)
+    assert begin <= process.reported_at <= time.monotonic()
 
 
-def test_one_that_fell_silent_does_not_work_until_its_successor_answers(ray_cluster: None) -> None:
-    """Its node may be cut off, and there may never be another."""
+def test_a_silent_process_does_not_count_as_working_until_its_successor_answers(
+    ray_cluster: None,
+) -> None:
+    """Its node may be cut off, and there may never be a successor."""
     make = cast(Any, Part).options(max_restarts=-1).remote
-    seat = RayRestartedProcess("part", lambda: make("works"), patience=2.0)
+    process: RayRestartedProcess[None]
+    process = RayRestartedProcess("part", lambda: make("works"), patience=2.0)
     try:
-        assert eventually(lambda: looked(seat).works and seat.home)
-        assert seat.home is not None
-        before = seat.home.pid
+        assert eventually(lambda: polled(process).is_working and process.location)
+        assert process.location is not None
+        before = process.location.pid
         os.kill(before, signal.SIGSTOP)
-        assert eventually(lambda: not looked(seat).works)
-        assert (seat.report, seat.state) == (None, "starting")
-        assert eventually(lambda: looked(seat).works and seat.home)
-        assert seat.home is not None and seat.home.pid != before
+        assert eventually(lambda: not polled(process).is_working)
+        assert (process.report, process.state) == (None, "starting")
+        assert eventually(lambda: polled(process).is_working and process.location)
+        assert process.location is not None and process.location.pid != before
     finally:
-        seat.end()
+        process.end()

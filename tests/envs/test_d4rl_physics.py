@@ -27,14 +27,14 @@ def recording(robot: str) -> Path:
     return shared_file(f"d4rl/{robot}_medium-v2.hdf5")
 
 
-def assert_recorded_physics(robot: str, found: dict[str, Any]) -> None:
-    assert (found["steps"], found["compared"], found["terminals"]) == ROWS[robot]
-    assert found["recorded"]["states"] <= 1e-4
-    assert found["recorded"]["rewards"] <= 1e-5
-    assert found["recorded"]["terminals"] == 0
+def assert_recorded_physics(robot: str, result: dict[str, Any]) -> None:
+    assert (result["steps"], result["compared"], result["terminals"]) == ROWS[robot]
+    assert result["recorded"]["states"] <= 1e-4
+    assert result["recorded"]["rewards"] <= 1e-5
+    assert result["recorded"]["terminals"] == 0
     # The unchanged model must fail, or the lines above would prove nothing.
-    assert found["modern"]["missed"] > 0.9 * found["compared"]
-    assert found["modern"]["rewards"] > 1e-3
+    assert result["modern"]["missed"] > 0.9 * result["compared"]
+    assert result["modern"]["rewards"] > 1e-3
 
 
 @pytest.mark.parametrize("robot", ROBOTS)
@@ -58,10 +58,10 @@ def test_every_repeatable_step_is_repeated_by_another_engine() -> None:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
-    assert found["engine"].startswith("mujoco 3.9")
-    assert found["files"].keys() == ROWS.keys()
-    for robot, result in found["files"].items():
+    report = json.loads(run.stdout)
+    assert report["engine"].startswith("mujoco 3.9")
+    assert report["files"].keys() == ROWS.keys()
+    for robot, result in report["files"].items():
         assert_recorded_physics(robot, result)
 
 

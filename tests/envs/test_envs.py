@@ -183,7 +183,7 @@ def test_unknown_arguments_are_an_input_error() -> None:
         make("Pendulum-v1", gravitas=9.81)
 
 
-def test_a_limit_of_steps_is_read_or_given_or_missed() -> None:
+def test_a_limit_of_steps_is_read_given_or_required() -> None:
     assert step_limit(make("Pendulum-v1")) == 200
     assert step_limit(make("Pendulum-v1", max_episode_steps=7)) == 7
     with closing(make_vector("Pendulum-v1", 2, max_episode_steps=7)) as envs:
@@ -250,8 +250,8 @@ def test_together_is_one_by_one_to_the_bit(env_id: str, processes: bool) -> None
     seeds, steps = [5, 6, 7], 50
     alone = one_by_one(env_id, seeds, steps)
     assert all(len(run) > steps + 1 for run in alone)  # every environment was reset on the way
-    for wanted, found in zip(alone, together(env_id, seeds, steps, processes), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for expected, rows in zip(alone, together(env_id, seeds, steps, processes), strict=True):
+        np.testing.assert_array_equal(rows, expected)
 
 
 def test_an_environment_that_ended_waits_to_be_reset() -> None:

@@ -20,10 +20,10 @@ from gymnasium.utils.env_checker import check_env
 
 from m3pc.cli import doctor
 from m3pc.cli.doctor import ProbeResult
-from m3pc.core.env_ids import refuse_strangers
+from m3pc.core.env_ids import refuse_foreign_code
 from m3pc.core.manipulation_tasks import CONTROLLER, TASKS, key_part
 from m3pc.envs import engine, make, normalised_score, step_limit
-from m3pc.evaluation.episodes import wilson
+from m3pc.evaluation.statistics import wilson_interval
 from m3pc.types import InputError
 from tests.support.episodes.shared_data import ROOT, shared_file
 
@@ -50,11 +50,11 @@ def digest(env: Any, seed: int, steps: int = 6) -> str:
     """Of all states and simulator states of an episode with the same actions."""
     rng = np.random.default_rng(1)
     state, _ = env.reset(seed=seed)
-    found = hashlib.sha256(state.tobytes())
+    sha256 = hashlib.sha256(state.tobytes())
     for _ in range(steps):
         state, *_ = env.step(rng.uniform(-1, 1, 7).astype(np.float32))
-        found.update(state.tobytes() + env.unwrapped.sim_state().tobytes())
-    return found.hexdigest()
+        sha256.update(state.tobytes() + env.unwrapped.sim_state().tobytes())
+    return sha256.hexdigest()
 
 
 def test_each_task_has_its_sizes_and_limit(env: Any) -> None:
@@ -103,9 +103,9 @@ def test_an_episode_of_lift_has_a_cube_of_its_own_size() -> None:
 
         def size(seed: int) -> list[float]:
             env.reset(seed=seed)
-            model: Any = env.unwrapped
-            found: list[float] = model._model.geom("cube_g0").size.tolist()
-            return found
+            task: Any = env.unwrapped
+            sides: list[float] = task.model.geom("cube_g0").size.tolist()
+            return sides
 
         assert size(0) != size(1)
         assert size(0) == size(0)
@@ -161,15 +161,15 @@ BAD = (
 
 @pytest.mark.parametrize("arguments", GOOD)
 def test_a_file_may_name_numbers_of_these_environments(arguments: str) -> None:
-    refuse_strangers(f"{LIFT} {arguments}".strip(), "runs/stranger")
+    refuse_foreign_code(f"{LIFT} {arguments}".strip(), "runs/stranger")
 
 
 @pytest.mark.parametrize("arguments", BAD)
 def test_a_file_may_name_nothing_else_of_them(arguments: str) -> None:
     with pytest.raises(InputError, match="--env"):
-        refuse_strangers(f"{LIFT} {arguments}", "runs/stranger")
+        refuse_foreign_code(f"{LIFT} {arguments}", "runs/stranger")
     with pytest.raises(InputError, match="--env"):  # what is right for one is not for another
-        refuse_strangers('d4rl/Hopper-v2 {"control_freq": 10}', "runs/stranger")
+        refuse_foreign_code('d4rl/Hopper-v2 {"control_freq": 10}', "runs/stranger")
 
 
 def test_our_controller_is_robosuites_own() -> None:
@@ -250,11 +250,11 @@ def test_it_says_how_to_install_robosuite(monkeypatch: pytest.MonkeyPatch) -> No
     def absent(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    for version, told in ((absent, "not installed"), (lambda name: "1.5.2", "is installed")):
+    for version, reason in ((absent, "not installed"), (lambda name: "1.5.2", "is installed")):
         robosuite.robosuite.cache_clear()
         monkeypatch.setattr(metadata, "version", version)
         with pytest.raises(
-            InputError, match=rf"^robosuite .*{told}.*pip install 'm3pc\[robosuite\]'"
+            InputError, match=rf"^robosuite .*{reason}.*pip install 'm3pc\[robosuite\]'"
         ):
             make(LIFT)
     robosuite.robosuite.cache_clear()
@@ -268,14 +268,14 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_the_doctor_tells_how_far_robosuite_comes(
+def test_the_doctor_reports_what_of_robosuite_works(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, status, found = ANSWERS[case]
+    answer, status, detail = ANSWERS[case]
     monkeypatch.setattr(doctor, "probe", lambda *given: answer)
     check = doctor.robosuite({})
     assert check.status == status
-    assert found in check.found
+    assert detail in check.detail
 
 
 def test_the_doctor_does_not_need_robosuite(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ def test_the_doctor_does_not_need_robosuite(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_doctors_probe_runs_here() -> None:
     answer = doctor.probe(doctor.ROBOSUITE, {**os.environ, "MUJOCO_GL": "egl"}, 120)
-    assert answer.output.splitlines()[-1] == "renders", answer.died
+    assert answer.output.splitlines()[-1] == "renders", answer.failure
 
 
 def test_a_key_may_be_a_part_of_an_observation() -> None:
@@ -300,11 +300,11 @@ def test_a_key_may_be_a_part_of_an_observation() -> None:
             key_part(wrong)
 
 
-def test_wilsons_interval_is_the_books() -> None:
+def test_wilsons_interval_has_the_published_values() -> None:
     # what R's prop.test says without its correction
-    assert wilson(0, 10) == pytest.approx((0, 0.2775328), abs=1e-6)
-    assert wilson(5, 10) == pytest.approx((0.2365931, 0.7634069), abs=1e-6)
-    assert wilson(49, 50) == pytest.approx((0.8950453, 0.9964606), abs=1e-6)
+    assert wilson_interval(0, 10) == pytest.approx((0, 0.2775328), abs=1e-6)
+    assert wilson_interval(5, 10) == pytest.approx((0.2365931, 0.7634069), abs=1e-6)
+    assert wilson_interval(49, 50) == pytest.approx((0.8950453, 0.9964606), abs=1e-6)
 
 
 # Real recordings.
@@ -329,20 +329,20 @@ def test_recorded_states_follow_from_recorded_simulator_states(name: str) -> Non
             recorded = np.concatenate([demo["obs"][part][()] for part in parts], axis=1)
             sims, rewards = demo["states"][()], demo["rewards"][()]
             for step in range(0, len(sims), 7):
-                found = inner.set_sim_state(sims[step])
-                np.testing.assert_allclose(found, recorded[step], atol=1e-6)
+                state = inner.set_sim_state(sims[step])
+                np.testing.assert_allclose(state, recorded[step], atol=1e-6)
                 np.testing.assert_array_equal(
                     sims[step, task.object_at : task.object_at + 3].astype(np.float32),
                     recorded[step, 9:12].astype(np.float32),
                 )
             for step in range(len(sims) - 6, len(sims)):  # a reward is for what a step leads to
                 inner.set_sim_state(sims[step])
-                assert inner._look()[1]["success"] == bool(rewards[step - 1])
+                assert inner.observe()[1]["success"] == bool(rewards[step - 1])
 
 
 def test_a_cloned_policy_lifts_the_cube() -> None:
-    with np.load(shared_file("robomimic/bc_lift_ph.npz")) as found:
-        layers = [(found[f"w{i}"], found[f"b{i}"]) for i in range(3)]
+    with np.load(shared_file("robomimic/bc_lift_ph.npz")) as arrays:
+        layers = [(arrays[f"w{i}"], arrays[f"b{i}"]) for i in range(3)]
 
     def act(state: Any) -> Any:
         hidden = np.concatenate([state[9:], state[:9]])

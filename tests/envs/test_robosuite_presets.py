@@ -1,4 +1,4 @@
-"""What an environment changes in a preset, and that it is told."""
+"""What an environment changes in a preset, and that the command reports the change."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from m3pc.types import Episode
 from replay.format.manifest import Header
 from replay.store.store import write_store
 from tests.support.runs.commands import invoke
-from tests.support.runs.small_run import sets
+from tests.support.runs.small_run import set_options
 
 LIFT = 'robosuite/Lift {"control_freq": 10}'
 
@@ -67,10 +67,10 @@ def lift_store(path: Path) -> Path:
     return path
 
 
-def test_the_preset_may_stand_in_a_file(
+def test_the_preset_may_be_given_in_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = sets(pretrain__updates=5, critic__regression_updates=1, critic__updates=1)
+    few = set_options(pretrain__updates=5, critic__regression_updates=1, critic__updates=1)
     lift_store(tmp_path / "lift")
     (tmp_path / "x.yaml").write_text("preset: parity\n")
     monkeypatch.chdir(tmp_path)
@@ -81,19 +81,19 @@ def test_the_preset_may_stand_in_a_file(
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["lift-parity-seed0"]
 
 
-@pytest.mark.parametrize(("given", "told"), [("", True), ("0.8", False)])
-def test_the_command_tells_it_and_the_run_keeps_it(
-    given: str,
-    told: bool,
+@pytest.mark.parametrize(("expectile", "is_reported"), [("", True), ("0.8", False)])
+def test_the_command_reports_the_change_and_the_run_keeps_it(
+    expectile: str,
+    is_reported: bool,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    more = [f"--set=critic.expectile={given}"] if given else []
-    few = sets(pretrain__updates=5, critic__regression_updates=1, critic__updates=1)
+    more = [f"--set=critic.expectile={expectile}"] if expectile else []
+    few = set_options(pretrain__updates=5, critic__regression_updates=1, critic__updates=1)
     run = tmp_path / "run"
-    order = ["--data", lift_store(tmp_path / "lift"), "--preset", "small", *few, *more]
-    done = invoke(capsys, monkeypatch, "pretrain", *order, "--out", run)
+    arguments = ["--data", lift_store(tmp_path / "lift"), "--preset", "small", *few, *more]
+    done = invoke(capsys, monkeypatch, "pretrain", *arguments, "--out", run)
     assert done.code == 0, done.errors
-    assert (f"critic.expectile = 0.9, as the data are of {LIFT}" in done.out) == told
-    assert load(run / "config.yaml").critic.expectile == float(given or 0.9)
+    assert (f"critic.expectile = 0.9, as the data are of {LIFT}" in done.out) == is_reported
+    assert load(run / "config.yaml").critic.expectile == float(expectile or 0.9)

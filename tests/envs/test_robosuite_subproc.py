@@ -16,11 +16,10 @@ import pytest
 from m3pc.envs import make_vector
 from m3pc.envs.subproc_vector import SubprocVectorEnv
 from m3pc.evaluation.episodes import Evaluation, evaluate
-from m3pc.evaluation.evaluate import together
+from m3pc.evaluation.jobs import slots_and_processes
 from m3pc.types import InputError
 from tests.support.fakes.fake_planner import FakePlanner
 
-EIGHT: dict[str, Any] = {"window": 8, "horizon": 4}
 MASK = np.array([True, False, True])
 
 
@@ -34,21 +33,21 @@ def test_environments_in_processes_give_what_they_give_in_one() -> None:
     )
     for envs in both:
         with closing(envs):
-            found = [envs.reset(seed=[1, 2, 3])[0]]
+            arrays = [envs.reset(seed=[1, 2, 3])[0]]
             for step in range(4):
-                found += envs.step(actions[step])[:4]
+                arrays += envs.step(actions[step])[:4]
             again = {"reset_mask": np.ones(3, np.bool_)}
-            found.append(envs.reset(seed=[4, 5, 6], options=again)[0])
-            found += envs.step(actions[4])[:4]
+            arrays.append(envs.reset(seed=[4, 5, 6], options=again)[0])
+            arrays += envs.step(actions[4])[:4]
             assert envs.spec is not None and envs.spec.max_episode_steps == 4
-            seen.append(found)
+            seen.append(arrays)
     for left, right in zip(*seen, strict=True):
         np.testing.assert_array_equal(left, right)
     assert seen[0][16].all()  # the clock ended them after four steps
     assert multiprocessing.active_children() == []
 
 
-def test_one_that_has_no_seed_sleeps_and_the_others_are_left_alone() -> None:
+def test_an_environment_without_a_seed_is_not_stepped_and_the_others_are_left_alone() -> None:
     with closing(SubprocVectorEnv("Pendulum-v1", 3, processes=2, max_episode_steps=4)) as envs:
         envs.reset(seed=[1, 2, 3])
         states, *_ = envs.step(np.ones((3, 1), np.float32))
@@ -56,51 +55,53 @@ def test_one_that_has_no_seed_sleeps_and_the_others_are_left_alone() -> None:
         np.testing.assert_array_equal(after[:2], states[:2])
         assert (after[2] != states[2]).any()
         for _ in range(3):
-            found, _, _, truncated, _ = envs.step(np.ones((3, 1), np.float32))
-        np.testing.assert_array_equal(found[0], states[0])
+            last, _, _, truncated, _ = envs.step(np.ones((3, 1), np.float32))
+        np.testing.assert_array_equal(last[0], states[0])
         assert truncated.tolist() == [False, True, False]  # the first would have ended as well
 
 
-def test_what_an_environment_raises_in_a_process_is_told() -> None:
-    told = r"Pendulum-v1 in a process of its own: Error: .*-5"
+def test_what_an_environment_raises_in_a_process_is_reported() -> None:
+    reason = r"Pendulum-v1 in a process of its own: Error: .*-5"
     with (
         closing(SubprocVectorEnv("Pendulum-v1", 2, processes=2)) as envs,
-        pytest.raises(InputError, match=told),
+        pytest.raises(InputError, match=reason),
     ):
         envs.reset(seed=[1, -5])
     assert multiprocessing.active_children() == []
 
 
-def test_a_process_that_ends_is_told() -> None:
+def test_a_process_that_ends_is_reported() -> None:
     with closing(SubprocVectorEnv("Pendulum-v1", 2, processes=2)) as envs:
         envs.reset(seed=[1, 2])
-        envs._processes[0].kill()
+        multiprocessing.active_children()[0].kill()
         with pytest.raises(InputError, match="Pendulum-v1 in a process of its own: it ended"):
             envs.step(np.ones((2, 1), np.float32))
     assert multiprocessing.active_children() == []
 
 
-def test_what_cannot_be_made_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", said.append)
+def test_an_environment_that_cannot_be_made_is_reported_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     with pytest.raises(InputError, match="nothing-v0"):
         SubprocVectorEnv("nothing-v0", 2, processes=2)
     gc.collect()
-    assert said == []
+    assert unraisable == []
 
 
 def test_environments_that_are_heavy_are_fewer_and_on_all_cores() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert together('robosuite/Lift {"control_freq": 10}') == (16, cores)
-    assert together("robosuite/Lift", 3) == (16, 3)
-    assert together("d4rl/Hopper-v2") == (32, 1)
-    assert together("d4rl/Hopper-v2", 3) == (32, 3)
+    assert slots_and_processes('robosuite/Lift {"control_freq": 10}') == (16, cores)
+    assert slots_and_processes("robosuite/Lift", 3) == (16, 3)
+    assert slots_and_processes("d4rl/Hopper-v2") == (32, 1)
+    assert slots_and_processes("d4rl/Hopper-v2", 3) == (32, 3)
 
 
 def test_an_evaluation_does_not_depend_on_the_processes() -> None:
     numbers = []
     for processes in (1, 2, 3):
-        found = evaluate(
+        result = evaluate(
             "Pendulum-v1",
             FakePlanner(1),
             episodes=5,
@@ -109,9 +110,8 @@ def test_an_evaluation_does_not_depend_on_the_processes() -> None:
             processes=processes,
             max_episode_steps=6,
             clock=lambda: 0.0,
-            **EIGHT,
         )
-        numbers.append(found.as_json())
+        numbers.append(result.as_json())
     assert numbers[0] == numbers[1] == numbers[2]
     assert len(numbers[0]["returns"]) == 5
 
@@ -128,7 +128,6 @@ def test_an_evaluation_of_a_task_does_not_depend_on_the_processes() -> None:
             processes=processes,
             max_episode_steps=8,
             clock=lambda: 0.0,
-            **EIGHT,
         ).as_json()
         for processes in (1, 2)
     ]
@@ -145,27 +144,27 @@ def evaluation(env_id: str, returns: list[float]) -> Evaluation:
         seed=0,
         returns=np.array(returns),
         lengths=np.full(len(returns), 20),
-        effective=math.nan * ones,
-        spread=math.nan * ones,
-        first_conditions=ones,
-        mean_conditions=ones,
+        effective_candidates=math.nan * ones,
+        utility_std=math.nan * ones,
+        first_target_returns=ones,
+        mean_target_returns=ones,
         decisions=60,
         seconds=4.0,
     )
 
 
 def test_a_task_has_a_success_rate_with_its_interval() -> None:
-    found = evaluation('robosuite/Lift {"control_freq": 10}', [1, 0, 1])
-    assert found.success_rate == pytest.approx(2 / 3)
-    assert found.success_interval == pytest.approx((0.2076602, 0.9385081), abs=1e-6)
-    kept = json.loads(json.dumps(found.as_json()))
+    result = evaluation('robosuite/Lift {"control_freq": 10}', [1, 0, 1])
+    assert result.success_rate == pytest.approx(2 / 3)
+    assert result.success_interval == pytest.approx((0.2076602, 0.9385081), abs=1e-6)
+    kept = json.loads(json.dumps(result.as_json()))
     assert kept["successes"] == [True, False, True]
-    assert kept["success_interval"] == pytest.approx(found.success_interval)
+    assert kept["success_interval"] == pytest.approx(result.success_interval)
     again = Evaluation.from_json(kept)
-    assert again.as_json() == found.as_json()
+    assert again.as_json() == result.as_json()
 
 
 def test_an_environment_without_success_has_no_rate() -> None:
-    found = evaluation("d4rl/Hopper-v2", [1, 0, 1])
-    assert (found.successes, found.success_rate, found.success_interval) == (None, None, None)
-    assert not [name for name in found.as_json() if name.startswith("success")]
+    result = evaluation("d4rl/Hopper-v2", [1, 0, 1])
+    assert (result.successes, result.success_rate, result.success_interval) == (None, None, None)
+    assert not [name for name in result.as_json() if name.startswith("success")]

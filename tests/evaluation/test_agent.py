@@ -14,7 +14,13 @@ from m3pc.model import checkpoint
 from m3pc.model.weights import Weights
 from m3pc.types import Decision, Floats, InputError
 from planner.policy import Policy
-from tests.support.models.small_weights import ACTIONS, HORIZON, STATES, tiny_config, tiny_weights
+from tests.support.models.small_weights import (
+    ACTIONS,
+    MAX_EPISODE_STEPS,
+    STATES,
+    tiny_config,
+    tiny_weights,
+)
 from tests.support.runs.refusals import sentence
 
 STEPS = 11  # the context is 4: windows fill up, then move on
@@ -55,11 +61,11 @@ def by_windows(
         action_size=ACTIONS,
     )
     histories.begin(0, states[0], seed)
-    found = [policy.decide(histories.window([0]), explore=explore)]
+    decisions = [policy.decide(histories.window([0]), explore=explore)]
     for state in states[1:]:
-        histories.record(0, found[-1].actions[0], state)
-        found.append(policy.decide(histories.window([0]), explore=explore))
-    return found
+        histories.record(0, decisions[-1].actions[0], state)
+        decisions.append(policy.decide(histories.window([0]), explore=explore))
+    return decisions
 
 
 @pytest.mark.parametrize("explore", [False, True])
@@ -70,22 +76,24 @@ def test_an_agent_does_what_its_policy_says_to_its_history(
     agent = m3pc.load(path, sets=[f"planner.mode={mode}"])
     agent.reset(seed=3)
     states = observations()
-    found = played(agent, states, explore=explore)
+    actions = played(agent, states, explore=explore)
     policy = Policy(weights, tiny_config(planner__mode=mode))
     expected = by_windows(policy, states, seed=3, explore=explore)
-    assert found.tobytes() == np.concatenate([one.actions for one in expected]).tobytes()
-    assert found.shape == (STEPS, ACTIONS)
-    assert found.dtype == np.float32
-    assert np.abs(found).max() <= 1
-    assert len(np.unique(found, axis=0)) == STEPS
+    assert (
+        actions.tobytes() == np.concatenate([decision.actions for decision in expected]).tobytes()
+    )
+    assert actions.shape == (STEPS, ACTIONS)
+    assert actions.dtype == np.float32
+    assert np.abs(actions).max() <= 1
+    assert len(np.unique(actions, axis=0)) == STEPS
     last = agent.last
     assert last is not None
     for name in last.__slots__:
-        one, other = (np.asarray(getattr(d, name)) for d in (last, expected[-1]))
-        assert one.tobytes() == other.tobytes(), name
+        decision, other = (np.asarray(getattr(d, name)) for d in (last, expected[-1]))
+        assert decision.tobytes() == other.tobytes(), name
 
 
-def test_the_past_counts(path: Path) -> None:
+def test_an_action_depends_on_the_past_steps(path: Path) -> None:
     """The same last state after another past is answered differently."""
     one, other = (m3pc.load(path, sets=["planner.mode=rcbc"]) for _ in range(2))
     first, second = observations(0), observations(1)
@@ -96,8 +104,8 @@ def test_the_past_counts(path: Path) -> None:
 def test_a_run_a_folder_and_a_checkpoint_make_the_same_agent(path: Path) -> None:
     states = observations(count=2)
     ways = (path, str(path), path / "checkpoints", path / "checkpoints" / "000000070")
-    found = [played(m3pc.load(way), states).tobytes() for way in ways]
-    assert len(set(found)) == 1
+    actions = [played(m3pc.load(way), states).tobytes() for way in ways]
+    assert len(set(actions)) == 1
 
 
 def test_reset_forgets_the_episode(path: Path) -> None:
@@ -113,19 +121,19 @@ def test_reset_forgets_the_episode(path: Path) -> None:
 
 def test_the_seed_of_an_episode_is_that_of_its_candidates(path: Path) -> None:
     agent, (state,) = m3pc.load(path), observations(count=1)
-    found = []
+    actions = []
     for seed in (0, 1, 0):
         agent.reset(seed=seed)
-        found.append(agent.act(state).tobytes())
-    assert found[0] == found[2] != found[1]
-    assert m3pc.load(path).act(state).tobytes() == found[0]  # 0 without a reset
+        actions.append(agent.act(state).tobytes())
+    assert actions[0] == actions[2] != actions[1]
+    assert m3pc.load(path).act(state).tobytes() == actions[0]  # 0 without a reset
 
 
 def test_other_kinds_of_numbers_are_taken_as_float32(path: Path) -> None:
     (state,) = observations(count=1)
     kinds: Sequence[Any] = (state, state.astype(np.float64), state.tolist(), tuple(state))
-    found = {m3pc.load(path).act(kind).tobytes() for kind in kinds}
-    assert len(found) == 1
+    actions = {m3pc.load(path).act(kind).tobytes() for kind in kinds}
+    assert len(actions) == 1
 
 
 BAD: dict[str, Any] = {
@@ -145,13 +153,13 @@ BAD: dict[str, Any] = {
 def test_a_bad_observation_is_refused_and_changes_nothing(name: str, path: Path) -> None:
     states = observations(count=4)
     agent = m3pc.load(path)
-    found = []
+    actions = []
     for state in states:
         with pytest.raises(InputError) as refused:
             agent.act(BAD[name])
         assert f"expected {STATES} finite numbers" in sentence(refused)
-        found.append(agent.act(state))
-    assert np.stack(found).tobytes() == played(m3pc.load(path), states).tobytes()
+        actions.append(agent.act(state))
+    assert np.stack(actions).tobytes() == played(m3pc.load(path), states).tobytes()
 
 
 @pytest.mark.parametrize("mode", ["goal", "goal-mask"])
@@ -183,7 +191,7 @@ def test_a_shorter_horizon_remembers_more(path: Path, weights: Weights) -> None:
     states = observations()
     agent = m3pc.load(path, sets=["planner.horizon=2"])
     expected = by_windows(Policy(weights, tiny_config(planner__horizon=2)), states)
-    actions = np.concatenate([one.actions for one in expected])
+    actions = np.concatenate([decision.actions for decision in expected])
     assert played(agent, states).tobytes() == actions.tobytes()
     assert not np.array_equal(actions, played(m3pc.load(path), states))
 
@@ -199,7 +207,7 @@ def test_a_shorter_horizon_remembers_more(path: Path, weights: Weights) -> None:
         (["compute.device=mps"], "compute.device is mps, which is not here"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(sets: list[str], words: str, path: Path) -> None:
+def test_impossible_settings_are_refused(sets: list[str], words: str, path: Path) -> None:
     if "mps" in sets[0]:
         torch = pytest.importorskip("torch")
         if torch.mps.is_available():
@@ -209,29 +217,32 @@ def test_settings_that_cannot_be_are_refused(sets: list[str], words: str, path: 
     assert words in sentence(refused)
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_path_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a checkpoint"):
         m3pc.load(tmp_path)
 
 
 def test_an_episode_may_be_longer_than_the_step_limit(path: Path) -> None:
-    """The last return of the envelope is asked for from then on."""
+    """From then on the target is the last return of the envelope."""
     agent = m3pc.load(path, sets=["planner.mode=rcbc"])
-    asked = []
-    for state in observations(count=HORIZON + 3):
+    targets = []
+    for state in observations(count=MAX_EPISODE_STEPS + 3):
         agent.act(state)
         assert agent.last is not None
-        asked.append(float(agent.last.target_returns[0]))
-    assert asked[:HORIZON] == np.linspace(2, 1, HORIZON, dtype=np.float32).tolist()
-    assert asked[HORIZON:] == [1, 1, 1]
+        targets.append(float(agent.last.target_returns[0]))
+    assert (
+        targets[:MAX_EPISODE_STEPS]
+        == np.linspace(2, 1, MAX_EPISODE_STEPS, dtype=np.float32).tolist()
+    )
+    assert targets[MAX_EPISODE_STEPS:] == [1, 1, 1]
 
 
 def test_what_is_done_to_an_action_does_not_reach_the_history(path: Path) -> None:
     states = observations()
-    agent, found = m3pc.load(path, sets=["planner.mode=rcbc"]), []
+    agent, actions = m3pc.load(path, sets=["planner.mode=rcbc"]), []
     for state in states:
         action = agent.act(state)
-        found.append(action.copy())
-        action *= -1  # as whoever scales actions in place
+        actions.append(action.copy())
+        action *= -1  # as a caller does that scales actions in place
     expected = played(m3pc.load(path, sets=["planner.mode=rcbc"]), states)
-    assert np.stack(found).tobytes() == expected.tobytes()
+    assert np.stack(actions).tobytes() == expected.tobytes()

@@ -19,8 +19,6 @@ from m3pc.types import Decision, InputError, Window
 from tests.support.envs.countdown import COUNTDOWN, Countdown
 from tests.support.fakes.fake_planner import FakePlanner
 
-EIGHT: dict[str, Any] = {"window": 8, "horizon": 4}
-
 
 def evaluation(returns: list[float], *, env_id: str = "Pendulum-v1") -> Evaluation:
     ones = np.ones(len(returns))
@@ -30,41 +28,40 @@ def evaluation(returns: list[float], *, env_id: str = "Pendulum-v1") -> Evaluati
         seed=0,
         returns=np.array(returns),
         lengths=np.full(len(returns), 20),
-        effective=2 * ones,
-        spread=math.nan * ones,
-        first_conditions=100 * ones,
-        mean_conditions=90.5 * ones,
+        effective_candidates=2 * ones,
+        utility_std=math.nan * ones,
+        first_target_returns=100 * ones,
+        mean_target_returns=90.5 * ones,
         decisions=60,
         seconds=4.0,
     )
 
 
 def test_the_numbers_of_three_episodes_of_twenty_steps() -> None:
-    found = evaluate(
+    result = evaluate(
         "Pendulum-v1",
         FakePlanner(1),
         episodes=3,
         seed=5,
         slots=2,
-        **EIGHT,
         clock=iter([10.0, 14.0]).__next__,
         max_episode_steps=20,
     )
-    assert (found.env_id, found.seed) == ("Pendulum-v1", 5)
-    assert found.engine == f"gymnasium {metadata.version('gymnasium')}"
-    assert found.lengths.tolist() == [20, 20, 20]
-    assert len(set(found.returns.tolist())) == 3
-    assert found.effective.tolist() == [2, 2, 2]
-    assert np.isnan(found.spread).all()
-    assert found.first_conditions.tolist() == [100, 100, 100]
-    assert found.mean_conditions.tolist() == [90.5, 90.5, 90.5]  # 100, 99, ..., 81
-    assert (found.decisions, found.seconds, found.decisions_per_second) == (60, 4, 15)
-    assert found.score is found.score_error is None
+    assert (result.env_id, result.seed) == ("Pendulum-v1", 5)
+    assert result.engine == f"gymnasium {metadata.version('gymnasium')}"
+    assert result.lengths.tolist() == [20, 20, 20]
+    assert len(set(result.returns.tolist())) == 3
+    assert result.effective_candidates.tolist() == [2, 2, 2]
+    assert np.isnan(result.utility_std).all()
+    assert result.first_target_returns.tolist() == [100, 100, 100]
+    assert result.mean_target_returns.tolist() == [90.5, 90.5, 90.5]  # 100, 99, ..., 81
+    assert (result.decisions, result.seconds, result.decisions_per_second) == (60, 4, 15)
+    assert result.score is result.score_error is None
 
 
 def test_returns_are_in_the_order_of_the_episodes_for_any_number_of_slots() -> None:
     runs = [
-        evaluate("d4rl/Hopper-v2", FakePlanner(3), episodes=4, seed=1, slots=slots, **EIGHT)
+        evaluate("d4rl/Hopper-v2", FakePlanner(3), episodes=4, seed=1, slots=slots)
         for slots in (1, 2, 9)
     ]
     assert len(set(runs[0].lengths.tolist())) > 1
@@ -79,7 +76,7 @@ def test_returns_are_in_the_order_of_the_episodes_for_any_number_of_slots() -> N
 
 def test_each_episode_has_its_own_seeds() -> None:
     planner = FakePlanner(1)
-    evaluate("Pendulum-v1", planner, episodes=3, seed=5, slots=3, max_episode_steps=1, **EIGHT)
+    evaluate("Pendulum-v1", planner, episodes=3, seed=5, slots=3, max_episode_steps=1)
     (window,) = planner.asked
     assert window.seeds.tolist() == [evaluation_episode(5, number)[1] for number in range(3)]
     assert len(set(window.states[:, 0, 0].tolist())) == 3
@@ -131,7 +128,6 @@ def test_progress_counts_decisions_and_episodes() -> None:
         episodes=3,
         seed=0,
         slots=2,
-        **EIGHT,
         max_episode_steps=2,
         on_progress=reports.append,
     )
@@ -144,7 +140,7 @@ def test_progress_counts_decisions_and_episodes() -> None:
 @pytest.mark.parametrize(("episodes", "slots"), [(0, 1), (1, 0)])
 def test_nothing_to_evaluate_is_refused(episodes: int, slots: int) -> None:
     with pytest.raises(InputError, match=r"0 e.*; give"):
-        evaluate("Pendulum-v1", FakePlanner(1), episodes=episodes, seed=0, slots=slots, **EIGHT)
+        evaluate("Pendulum-v1", FakePlanner(1), episodes=episodes, seed=0, slots=slots)
 
 
 class Failing(FakePlanner):
@@ -154,9 +150,9 @@ class Failing(FakePlanner):
 
 def test_a_planner_that_fails_leaves_no_environment_and_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError):
-        evaluate(COUNTDOWN, Failing(1), episodes=3, seed=0, slots=2, **EIGHT)
+        evaluate(COUNTDOWN, Failing(1), episodes=3, seed=0, slots=2)
     with pytest.raises(ConnectionError):
-        record_video(COUNTDOWN, Failing(1), tmp_path / "film.mp4", seed=0, **EIGHT)
+        record_video(COUNTDOWN, Failing(1), tmp_path / "film.mp4", seed=0)
     assert Countdown.open == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -171,7 +167,7 @@ def gl(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_video_shows_every_fourth_step_of_episode_0(tmp_path: Path) -> None:
     path = tmp_path / "videos" / "hopper.mp4"
     try:
-        rollout = record_video("d4rl/Hopper-v2", FakePlanner(3), path, seed=1, **EIGHT)
+        rollout = record_video("d4rl/Hopper-v2", FakePlanner(3), path, seed=1)
     except InputError as error:
         pytest.skip(str(error))  # no GL on this machine; the toy below needs none
     assert path.read_bytes()[4:8] == b"ftyp"
@@ -180,8 +176,8 @@ def test_a_video_shows_every_fourth_step_of_episode_0(tmp_path: Path) -> None:
     frames, seconds, frame_bytes = film(path)
     assert (frames, frame_bytes) == (math.ceil(len(rollout.episode) / 4), 320 * 320 * 3)
     assert seconds == pytest.approx(frames / 31.25, abs=0.02)  # a quarter of 125 a second
-    found = evaluate("d4rl/Hopper-v2", FakePlanner(3), episodes=1, seed=1, slots=1, **EIGHT)
-    assert found.returns[0] == rollout.episode.rewards.sum(dtype=np.float64)
+    result = evaluate("d4rl/Hopper-v2", FakePlanner(3), episodes=1, seed=1, slots=1)
+    assert result.returns[0] == rollout.episode.rewards.sum(dtype=np.float64)
 
 
 @pytest.mark.usefixtures("gl")
@@ -189,7 +185,7 @@ def test_environments_without_a_size_are_cropped_to_even_sides(tmp_path: Path) -
     path = tmp_path / "film.mp4"
     path.write_bytes(b"an older film")
     limit: dict[str, Any] = {"max_episode_steps": 9}
-    rollout = record_video(COUNTDOWN, FakePlanner(1), path, seed=0, every=2, **EIGHT, **limit)
+    rollout = record_video(COUNTDOWN, FakePlanner(1), path, seed=0, every=2, **limit)
     assert len(rollout.episode) == 9
     assert path.read_bytes()[4:8] == b"ftyp"
     # Steps 1, 3, 5, 7, 9 of 20 a second; sides of 99 and 65.
@@ -211,7 +207,7 @@ def film(path: Path) -> tuple[int, float, int]:
 def test_what_cannot_be_rendered_says_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "film.mp4"
     with pytest.raises(InputError, match=r"Countdown.*no screen\. .*MUJOCO_GL.*m3pc doctor"):
-        record_video(COUNTDOWN, FakePlanner(1), path, seed=0, broken=True, **EIGHT)
+        record_video(COUNTDOWN, FakePlanner(1), path, seed=0, broken=True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -220,9 +216,9 @@ def test_a_back_end_is_chosen_only_where_none_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit: dict[str, Any] = {"max_episode_steps": 1}
-    for given, found in ((None, "egl"), ("osmesa", "osmesa")):
+    for setting, chosen in ((None, "egl"), ("osmesa", "osmesa")):
         monkeypatch.delenv("MUJOCO_GL")
-        if given:
-            monkeypatch.setenv("MUJOCO_GL", given)
-        record_video(COUNTDOWN, FakePlanner(1), tmp_path / "film.mp4", seed=0, **EIGHT, **limit)
-        assert os.environ["MUJOCO_GL"] == found
+        if setting:
+            monkeypatch.setenv("MUJOCO_GL", setting)
+        record_video(COUNTDOWN, FakePlanner(1), tmp_path / "film.mp4", seed=0, **limit)
+        assert os.environ["MUJOCO_GL"] == chosen

@@ -1,4 +1,4 @@
-"""Goals for a can: which episode guides, and where its way is made shorter. y is across."""
+"""Goals for a can: which episode gives the waypoints, and how its path is changed. y is index 1."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 
 from m3pc.envs import make
 from m3pc.envs.subproc_vector import SubprocVectorEnv
-from m3pc.evaluation.goals import GoalRequest, trial
+from m3pc.evaluation.goals import GoalRequest, make_goal_job
 from m3pc.goals.can_tasks import (
-    CAN,
-    CAN_TURNED,
-    CORRECT,
+    CAN_BOX,
+    CAN_IN_HAND,
+    CAN_POSITION,
+    CAN_ROTATION,
+    CAN_ROTATION_IN_HAND,
     ENV,
-    HAND,
-    NEARER,
-    SEEN,
-    SEEN_TURNED,
-    TURNED,
+    HAND_POSITION,
+    HAND_ROTATION,
+    NEARER_BOX,
     Box,
-    _seen,
-    begun_at,
-    shortened,
-    to_nearer,
+    can_in_hand,
+    end_in_nearer_box,
+    move_to_start,
+    scale_path,
 )
-from m3pc.goals.quaternions import applied, composed, inverse
+from m3pc.goals.quaternions import compose, inverse, rotate
 from m3pc.goals.registry import TASKS
 from m3pc.goals.task import GoalSetting
 from m3pc.model import checkpoint
@@ -45,20 +45,20 @@ IN_BOX, BESIDE, NEAR = (0.18, 0.37, 0.85), (0.06, -0.6, 0.1), (0.18, 0.1575, 0.8
 
 def states(start: tuple[float, float, float], *end: tuple[float, float, float]) -> Floats:
     """The hand waits at 0 for one step, then stands where the can does and does not turn."""
-    found = np.zeros((2 + len(end), 23), np.float32)
-    found[:, 6] = 1  # x, y, z, w: not turned
+    table = np.zeros((2 + len(end), 23), np.float32)
+    table[:, 6] = 1  # x, y, z, w: not turned
     for row, place in enumerate((start, start, *end)):
-        found[row, CAN] = place
-        found[row, HAND] = place if row else (0, 0, 0)
-        found[row, SEEN] = found[row, CAN] - found[row, HAND]
-    return found
+        table[row, CAN_POSITION] = place
+        table[row, HAND_POSITION] = place if row else (0, 0, 0)
+        table[row, CAN_IN_HAND] = table[row, CAN_POSITION] - table[row, HAND_POSITION]
+    return table
 
 
 def episode(start: tuple[float, float, float], *end: tuple[float, float, float]) -> Episode:
-    found = states(start, *end)
-    length = len(found) - 1
+    table = states(start, *end)
+    length = len(table) - 1
     return Episode(
-        states=found,
+        states=table,
         actions=np.zeros((length, 7), np.float32),
         rewards=np.zeros(length, np.float32),
         terminated=False,
@@ -68,7 +68,7 @@ def episode(start: tuple[float, float, float], *end: tuple[float, float, float])
 
 def guided(name: str, first: tuple[float, float, float], *episodes: Episode) -> Floats:
     setting = GoalSetting(rows=5, episodes=episodes, source="cans")
-    return TASKS[name].guidance("paper", setting).guide(states(first)[0])
+    return TASKS[name].waypoints("paper", setting).waypoints(states(first)[0])
 
 
 LEFT, RIGHT = (0.0, -0.3, 0.86), (0.2, -0.1, 0.86)
@@ -81,7 +81,7 @@ DATA = (
 
 
 @pytest.mark.parametrize(("name", "number"), [("can-place", 0), ("can-throw", 2)])
-def test_the_guide_is_the_episode_of_its_kind_whose_can_lies_nearest(
+def test_waypoints_are_the_episode_of_the_wanted_end_whose_can_begins_nearest(
     name: str, number: int
 ) -> None:
     assert np.array_equal(guided(name, LEFT, *DATA), DATA[number].states)
@@ -92,111 +92,115 @@ def test_the_guide_is_the_episode_of_its_kind_whose_can_lies_nearest(
     ("first", "aside", "number"),
     [((0.05, -0.25, 0.9), (0.05, 0.05, 0), 0), ((0.15, -0.15, 0.8), (-0.05, -0.05, 0), 1)],
 )
-def test_the_guide_is_moved_to_where_the_can_lies_now(
+def test_waypoints_are_shifted_to_the_present_can(
     first: tuple[float, float, float], aside: tuple[float, float, float], number: int
 ) -> None:
-    found, given = guided("can-place", first, *DATA), DATA[number].states
-    for part in (HAND, CAN):
-        assert found[:, part] - given[:, part] == pytest.approx(np.tile(aside, (3, 1)), abs=1e-6)
+    table, recorded = guided("can-place", first, *DATA), DATA[number].states
+    for part in (HAND_POSITION, CAN_POSITION):
+        assert table[:, part] - recorded[:, part] == pytest.approx(np.tile(aside, (3, 1)), abs=1e-6)
     rest = [d for d in range(23) if d not in (0, 1, 2, 9, 10, 11)]
-    assert np.array_equal(found[:, rest], given[:, rest])  # it keeps its height and what it sees
+    assert np.array_equal(table[:, rest], recorded[:, rest])  # it keeps its height and what it sees
 
 
-def test_the_nearer_box_is_reached_by_the_same_way_made_shorter() -> None:
-    found = guided("can-nearer", LEFT, *DATA)
-    assert found[-1, CAN] == pytest.approx(NEAR, abs=1e-6)
-    assert found[-1, HAND] == pytest.approx(NEAR, abs=1e-6)
-    assert np.array_equal(found[:2], DATA[0].states[:2])  # until the can leaves its place
-    assert NEARER.holds(found[-1, CAN])
+def test_the_nearer_box_is_reached_by_the_same_path_made_shorter() -> None:
+    table = guided("can-nearer", LEFT, *DATA)
+    assert table[-1, CAN_POSITION] == pytest.approx(NEAR, abs=1e-6)
+    assert table[-1, HAND_POSITION] == pytest.approx(NEAR, abs=1e-6)
+    assert np.array_equal(table[:2], DATA[0].states[:2])  # until the can moves
+    assert NEARER_BOX.contains(table[-1, CAN_POSITION])
 
 
 def about_z(angle: float) -> NDArray[np.float64]:
     return np.array([0, 0, np.sin(angle / 2), np.cos(angle / 2)])
 
 
-def test_the_guides_can_is_turned_as_the_present_one_lies() -> None:
-    """The can lies at 0.3 rad and is turned by 1 rad on its way; the hand has turned by 0.5. The
+def test_waypoints_are_turned_to_the_present_can() -> None:
+    """The can lies at 0.3 rad and is turned by 1 rad on its path; the hand has turned by 0.5. The
     present one lies at 1.1 rad."""
-    way, first = states(LEFT, IN_BOX), states(LEFT)[0]
-    way[:, CAN_TURNED] = [about_z(0.3), about_z(0.3), about_z(1.3)]
-    way[:, TURNED] = about_z(0.5)
-    way[:, SEEN_TURNED] = [about_z(-0.2), about_z(-0.2), about_z(0.8)]
-    first[CAN_TURNED] = -about_z(1.1)  # the same turn, as MuJoCo may as well say it
-    found = begun_at(way, first)
-    assert found[:, CAN_TURNED] == pytest.approx(-np.stack([about_z(1.1)] * 2 + [about_z(2.1)]))
-    assert found[:, SEEN_TURNED] == pytest.approx(np.stack([about_z(0.6)] * 2 + [about_z(1.6)]))
-    assert found[:, TURNED] == pytest.approx(way[:, TURNED])
+    path, first = states(LEFT, IN_BOX), states(LEFT)[0]
+    path[:, CAN_ROTATION] = [about_z(0.3), about_z(0.3), about_z(1.3)]
+    path[:, HAND_ROTATION] = about_z(0.5)
+    path[:, CAN_ROTATION_IN_HAND] = [about_z(-0.2), about_z(-0.2), about_z(0.8)]
+    first[CAN_ROTATION] = -about_z(1.1)  # the same turn, as MuJoCo may as well say it
+    table = move_to_start(path, first)
+    assert table[:, CAN_ROTATION] == pytest.approx(-np.stack([about_z(1.1)] * 2 + [about_z(2.1)]))
+    assert table[:, CAN_ROTATION_IN_HAND] == pytest.approx(
+        np.stack([about_z(0.6)] * 2 + [about_z(1.6)])
+    )
+    assert table[:, HAND_ROTATION] == pytest.approx(path[:, HAND_ROTATION])
 
 
-def test_a_can_that_was_tipped_over_is_so_whatever_it_was_turned_by_before() -> None:
-    tipped, way = np.array([0.5**0.5, 0, 0, 0.5**0.5]), states(LEFT, IN_BOX)
-    way[:, CAN_TURNED] = [about_z(0), about_z(0), tipped]
+def test_a_tipped_can_stays_tipped_when_its_first_turn_changes() -> None:
+    tipped, path = np.array([0.5**0.5, 0, 0, 0.5**0.5]), states(LEFT, IN_BOX)
+    path[:, CAN_ROTATION] = [about_z(0), about_z(0), tipped]
     first = states(LEFT)[0]
-    first[CAN_TURNED] = about_z(0.7)
+    first[CAN_ROTATION] = about_z(0.7)
     up, along = np.array([0.0, 0.0, 1.0]), np.array([0.0, -1.0, 0.0])  # upright, and as `tipped`
-    assert applied(begun_at(way, first)[-1, CAN_TURNED], up) == pytest.approx(along, abs=1e-6)
+    assert rotate(move_to_start(path, first)[-1, CAN_ROTATION], up) == pytest.approx(
+        along, abs=1e-6
+    )
 
 
-def test_a_way_is_shortened_from_where_the_can_lay() -> None:
-    way = states((0, -0.4, 0.86), (0.1, 0.0, 1.0), (0.2, 0.4, 0.85))
-    way[3, 0:3] += [0.3, 0.2, 0.1]  # at the end the hand is elsewhere
-    found = shortened(way, 0.5)
-    assert found[:, 10] == pytest.approx([-0.4, -0.4, -0.2, 0.0])
-    assert found[3, HAND] == pytest.approx([0.5, 0.1, 0.95])
-    assert found[3, SEEN] == pytest.approx([-0.3, -0.1, -0.1])  # as the hand would see it
+def test_a_path_is_scaled_from_the_cans_first_position() -> None:
+    path = states((0, -0.4, 0.86), (0.1, 0.0, 1.0), (0.2, 0.4, 0.85))
+    path[3, 0:3] += [0.3, 0.2, 0.1]  # at the end the hand is not where the can is
+    table = scale_path(path, 0.5)
+    assert table[:, 10] == pytest.approx([-0.4, -0.4, -0.2, 0.0])
+    assert table[3, HAND_POSITION] == pytest.approx([0.5, 0.1, 0.95])
+    assert table[3, CAN_IN_HAND] == pytest.approx([-0.3, -0.1, -0.1])  # as the hand would see it
     rest = [d for d in range(23) if d not in (0, 1, 2, 9, 10, 11, 16, 17, 18)]
-    assert np.array_equal(found[:, rest], way[:, rest])
-    assert way[3, 10] == pytest.approx(0.4)  # the way given is left alone
+    assert np.array_equal(table[:, rest], path[:, rest])
+    assert path[3, 10] == pytest.approx(0.4)  # the argument is not changed
 
 
-def test_what_a_turned_hand_sees_turns_with_it() -> None:
-    way = states((0, -0.4, 0.86), (0, 0, 0.86))
-    way[2, HAND] = (0, -0.1, 0.86)
-    way[2, 3:7] = (0, 0, 0.5**0.5, 0.5**0.5)  # a quarter turn about z: it sees y as x
-    found = shortened(way, 1.0)
-    assert found[2, SEEN] == pytest.approx([0.1, 0, 0], abs=1e-6)
+def test_a_turned_hand_sees_the_can_in_its_own_frame() -> None:
+    path = states((0, -0.4, 0.86), (0, 0, 0.86))
+    path[2, HAND_POSITION] = (0, -0.1, 0.86)
+    path[2, 3:7] = (0, 0, 0.5**0.5, 0.5**0.5)  # a quarter turn about z: it sees y as x
+    table = scale_path(path, 1.0)
+    assert table[2, CAN_IN_HAND] == pytest.approx([0.1, 0, 0], abs=1e-6)
 
 
-def test_a_can_that_is_not_moved_keeps_its_way() -> None:
-    way = states(LEFT, LEFT)
-    assert np.array_equal(shortened(way, 0.5), way)
+def test_a_can_that_does_not_move_keeps_its_path() -> None:
+    path = states(LEFT, LEFT)
+    assert np.array_equal(scale_path(path, 0.5), path)
 
 
-def test_the_limited_can_has_no_view_from_the_hand() -> None:
-    way = states(LEFT, IN_BOX)[:, :12]
-    assert to_nearer(way)[-1, CAN] == pytest.approx(NEAR, abs=1e-6)
+def test_the_limited_can_has_no_columns_in_the_hands_frame() -> None:
+    path = states(LEFT, IN_BOX)[:, :12]
+    assert end_in_nearer_box(path)[-1, CAN_POSITION] == pytest.approx(NEAR, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     ("name", "end"), [("can-place", IN_BOX), ("can-throw", BESIDE), ("can-nearer", NEAR)]
 )
-def test_where_the_can_ends_is_what_counts(name: str, end: tuple[float, float, float]) -> None:
-    for place in (IN_BOX, BESIDE, NEAR):
-        task, found = TASKS[name], states(LEFT, place)
-        assert task.succeeded(task, found, found) == (place == end)
+def test_success_depends_on_where_the_can_ends(name: str, end: tuple[float, float, float]) -> None:
+    for position in (IN_BOX, BESIDE, NEAR):
+        task, table = TASKS[name], states(LEFT, position)
+        assert task.succeeded(task, table, table) == (position == end)
 
 
-def test_data_without_such_an_episode_are_refused() -> None:
+def test_data_without_an_episode_of_the_wanted_end_are_refused() -> None:
     with pytest.raises(InputError, match=r"none of the 1 episodes .* the can ends beside the bins"):
         guided("can-throw", LEFT, DATA[0])
 
 
-def test_the_hands_view_is_that_of_recorded_data() -> None:
+def test_the_can_in_the_hands_frame_matches_recorded_data() -> None:
     recorded = _recorded()
-    assert _seen(recorded) == pytest.approx(recorded[:, SEEN], abs=2e-6)
+    assert can_in_hand(recorded) == pytest.approx(recorded[:, CAN_IN_HAND], abs=2e-6)
 
 
-def test_what_the_hand_sees_of_a_turn_is_that_of_recorded_data() -> None:
+def test_the_cans_rotation_in_the_hands_frame_matches_recorded_data() -> None:
     """Also where the can is turned a little further than it was recorded."""
-    way = _recorded()
-    first = way[0].copy()
-    first[CAN_TURNED] = composed(first[CAN_TURNED], about_z(0.5))
-    found = begun_at(way, first)
-    expected = composed(inverse(found[:, TURNED]), found[:, CAN_TURNED])
-    sign = np.sign((expected * found[:, SEEN_TURNED]).sum(axis=1, keepdims=True))
-    assert found[:, SEEN_TURNED] == pytest.approx(sign * expected, abs=2e-6)
-    assert (found[:, SEEN_TURNED.stop - 1] >= 0).all()
-    assert begun_at(way, way[0]) == pytest.approx(way, abs=2e-6)
+    path = _recorded()
+    first = path[0].copy()
+    first[CAN_ROTATION] = compose(first[CAN_ROTATION], about_z(0.5))
+    table = move_to_start(path, first)
+    expected = compose(inverse(table[:, HAND_ROTATION]), table[:, CAN_ROTATION])
+    sign = np.sign((expected * table[:, CAN_ROTATION_IN_HAND]).sum(axis=1, keepdims=True))
+    assert table[:, CAN_ROTATION_IN_HAND] == pytest.approx(sign * expected, abs=2e-6)
+    assert (table[:, CAN_ROTATION_IN_HAND.stop - 1] >= 0).all()
+    assert move_to_start(path, path[0]) == pytest.approx(path, abs=2e-6)
 
 
 def _recorded() -> Floats:
@@ -214,13 +218,14 @@ needs_robosuite = pytest.mark.skipif(
 )
 
 
-def order(folder: Path, width: int, env: str) -> GoalRequest:
+def request(folder: Path, width: int, env: str) -> GoalRequest:
     """A checkpoint of that environment and a data set of its states, in which a can is placed."""
     weights = tiny_weights(tiny_config(), states=width, actions=7, env=env)
     checkpoint.write(folder / "run", weights, {}, {})
     with write_store(folder / "data", header(states=width, actions=7, env=env)) as writer:
-        whole = DATA[0]
-        writer.append(replace(whole, states=np.ascontiguousarray(whole.states[:, :width])))
+        complete = DATA[0]
+        limited = np.ascontiguousarray(complete.states[:, :width])
+        writer.append(replace(complete, states=limited))
     return GoalRequest(path=folder / "run", task="can-place", data=folder / "data")
 
 
@@ -234,22 +239,24 @@ def order(folder: Path, width: int, env: str) -> GoalRequest:
         (23, 'robosuite/PickPlaceCan {"control_freq": 10}'),
     ],
 )
-def test_a_can_is_played_where_the_checkpoint_learned(width: int, env: str, tmp_path: Path) -> None:
-    ready = trial(order(tmp_path, width, env))
+def test_a_can_task_is_played_in_the_checkpoints_environment(
+    width: int, env: str, tmp_path: Path
+) -> None:
+    ready = make_goal_job(request(tmp_path, width, env))
     assert ready.task.env == env
-    assert ready.cases[0].guide(DATA[0].states[0])[-1, CAN] == pytest.approx(IN_BOX)
+    assert ready.cases[0].waypoints(DATA[0].states[0])[-1, CAN_POSITION] == pytest.approx(IN_BOX)
 
 
 @needs_robosuite
-def test_a_can_has_one_kind_of_waypoints_whatever_is_configured(tmp_path: Path) -> None:
-    plain = order(tmp_path, 12, "robosuite/CanLim")
-    assert trial(replace(plain, sets=("goal.waypoints=released",))).kind == "paper"
+def test_a_can_has_one_kind_of_waypoints_whatever_the_configuration_says(tmp_path: Path) -> None:
+    plain = request(tmp_path, 12, "robosuite/CanLim")
+    assert make_goal_job(replace(plain, sets=("goal.waypoints=released",))).waypoint_kind == "paper"
     with pytest.raises(InputError, match="can-place has no waypoints 'released'"):
-        trial(replace(plain, waypoints="released"))
+        make_goal_job(replace(plain, waypoints="released"))
 
 
 @needs_robosuite
-def test_a_can_is_played_in_processes_and_the_same_in_one(
+def test_a_can_task_gives_the_same_episodes_in_processes_and_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
@@ -263,8 +270,8 @@ def test_a_can_is_played_in_processes_and_the_same_in_one(
 
     monkeypatch.setattr(SubprocVectorEnv, "__init__", init)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    few = replace(order(tmp_path, 12, "robosuite/CanLim"), steps=5, episodes=3)
-    ready = trial(few)
+    few = replace(request(tmp_path, 12, "robosuite/CanLim"), steps=5, episodes=3)
+    ready = make_goal_job(few)
     shared, alone = (
         ready.play(ready.cases[0], "goal", lambda numbers: None, processes) for processes in (0, 1)
     )
@@ -275,16 +282,16 @@ def test_a_can_is_played_in_processes_and_the_same_in_one(
 
 
 def test_a_checkpoint_does_not_choose_a_file_for_its_can(tmp_path: Path) -> None:
-    stranger = order(tmp_path, 12, 'robosuite/CanLim {"robots": "/home/robot.xml"}')
+    hostile = request(tmp_path, 12, 'robosuite/CanLim {"robots": "/home/robot.xml"}')
     with pytest.raises(InputError, match=r"whose arguments \['robots'\] may open any file"):
-        trial(stranger)
+        make_goal_job(hostile)
 
 
 @needs_robosuite
 def test_the_boxes_are_robosuites() -> None:
     with closing(make(ENV)) as env:
         simulator: Any = env.unwrapped
-        for number, box in ((3, CORRECT), (1, NEARER)):
+        for number, box in ((3, CAN_BOX), (1, NEARER_BOX)):
             for corner in _inside(box):
                 assert simulator._box(np.array(corner)) == number
             for corner in _outside(box):

@@ -1,4 +1,4 @@
-"""Goals of one's own: what is read is what stands there, and what cannot be meant is refused."""
+"""Users' own goals: files are read exactly, and faulty ones are refused."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from m3pc.goals import files
 from m3pc.goals.files import Goals, read_goals, read_table
 from m3pc.goals.registry import TASKS
 from m3pc.goals.tracking import MEASURES
@@ -36,14 +37,14 @@ def written(folder: Path, name: str, content: object) -> Path:
 def refusal(path: Path) -> str:
     with pytest.raises(InputError) as refused:
         read_goals(path, 2)
-    found = sentence(refused)
-    assert str(path) in found
-    return found
+    message = sentence(refused)
+    assert str(path) in message
+    return message
 
 
 def rows(goals: Goals) -> list[list[float]]:
-    found: list[list[float]] = goals.guide(FIRST).tolist()
-    return found
+    table: list[list[float]] = goals.waypoints(FIRST).tolist()
+    return table
 
 
 TEXTS = {
@@ -68,15 +69,15 @@ def test_a_text_of_numbers_is_a_table(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int16, np.uint8])
 def test_an_array_of_any_number_is_a_table(kind: type, tmp_path: Path) -> None:
     path = written(tmp_path, "way.npy", np.array([[1, 2], [3, 4]], kind))
-    found = read_table(path, 2)
-    assert found.tolist() == [[1, 2], [3, 4]]
-    assert found.dtype == np.float32
+    table = read_table(path, 2)
+    assert table.tolist() == [[1, 2], [3, 4]]
+    assert table.dtype == np.float32
 
 
 @pytest.mark.parametrize(
     ("name", "content"), [("a.npy", [5, 6]), ("a.npy", [[5, 6]]), ("a.csv", "5,6\n")]
 )
-def test_one_state_is_to_be_held(name: str, content: object, tmp_path: Path) -> None:
+def test_a_single_state_is_held(name: str, content: object, tmp_path: Path) -> None:
     goals = read_goals(written(tmp_path, name, content), 2)
     assert (rows(goals), goals.steps, goals.note) == ([[5, 6]], None, f"one state of {name}, held")
 
@@ -87,12 +88,12 @@ def test_a_documents_goals_are_held_until_their_steps(tmp_path: Path) -> None:
     assert (goals.steps, goals.key) == (4, (1,))
 
 
-def test_or_reached_evenly_from_where_an_episode_begins(tmp_path: Path) -> None:
+def test_linear_goals_are_interpolated_from_an_episodes_first_state(tmp_path: Path) -> None:
     document = DOCUMENT | {"between": "linear", "key": [0, 1]}
     goals = read_goals(written(tmp_path, "a.json", document), 2)
     assert rows(goals) == [[10, 20], [5.5, 11], [1, 2], [2, 0], [3, -2]]
     assert (goals.steps, goals.key) == (4, (0, 1))
-    assert goals.guide(FIRST).dtype == np.float32
+    assert goals.waypoints(FIRST).dtype == np.float32
 
 
 BAD: dict[str, tuple[str, object, str]] = {
@@ -108,7 +109,7 @@ BAD: dict[str, tuple[str, object, str]] = {
         "field limit (131072) in line 2",
     ),
     "NaN in text": ("a.csv", "1,2\n3,nan\n", "has nan in row 1, column 1"),
-    "too large": ("a.csv", "1,2\n3,1e39\n", "in row 1, column 1 (from 0), which is no finite"),
+    "too large": ("a.csv", "1,2\n3,1e39\n", "in row 1, column 1 (from 0), which is not a f"),
     "NaN": ("a.npy", [[1, np.nan]], "has nan in row 0, column 1"),
     "another width": ("a.npy", [[1, 2, 3]], "of shape [1, 3]; expected rows of 2 numbers"),
     "another width of one": ("a.npy", [1, 2, 3], "of shape [3]; expected rows of 2 numbers"),
@@ -157,7 +158,7 @@ BAD: dict[str, tuple[str, object, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_goal_is_refused_where_it_stands(name: str, tmp_path: Path) -> None:
+def test_a_faulty_file_is_refused_and_the_fault_located(name: str, tmp_path: Path) -> None:
     file, content, words = BAD[name]
     assert words in refusal(written(tmp_path, file, content))
 
@@ -180,20 +181,20 @@ def test_an_array_whose_header_is_damaged_is_refused(name: str, tmp_path: Path) 
     assert "is not a .npy of numbers" in refusal(tmp_path / "a.npy")
 
 
-def test_a_dimension_counts_once(tmp_path: Path) -> None:
+def test_a_repeated_dimension_counts_once(tmp_path: Path) -> None:
     path = written(tmp_path, "a.json", DOCUMENT | {"key": [1, 0, 1]})
     assert read_goals(path, 2).key == (1, 0)
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.csv", "a.json"])
-def test_a_file_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(name: str, tmp_path: Path) -> None:
     refusal(tmp_path / name)
     (tmp_path / name).mkdir()
     refusal(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.json"])
-def test_a_text_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"\xff\xfe1")
     assert "cannot be read as text" in refusal(tmp_path / name)
 
@@ -208,23 +209,23 @@ def test_a_file_that_would_fill_the_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path, "a.csv", "1,2\n" * 10)
-    monkeypatch.setattr("m3pc.goals.files.LARGEST", 39)
+    monkeypatch.setattr(files, "MAX_BYTES", 39)
     assert "is larger than" in refusal(path)
-    monkeypatch.setattr("m3pc.goals.files.LARGEST", 40)
-    monkeypatch.setattr("m3pc.goals.files.LONGEST", 9)
+    monkeypatch.setattr(files, "MAX_BYTES", 40)
+    monkeypatch.setattr(files, "MAX_ROWS", 9)
     assert "has 10 rows; expected 1 to 9" in refusal(path)
 
 
-def test_the_document_in_the_handbook_is_one(tmp_path: Path) -> None:
+def test_the_documents_example_is_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "GOALS.md").read_text()
     (example,) = re.findall(r"^```json\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     goals = read_goals(written(tmp_path, "a.json", example), 11)
     assert (goals.steps, goals.key) == (100, (1,))
-    assert goals.guide(np.zeros(11, np.float32))[[25, 75], :2] == pytest.approx(
+    assert goals.waypoints(np.zeros(11, np.float32))[[25, 75], :2] == pytest.approx(
         np.array([[0.625, 0], [1.225, 0.05]])
     )
 
 
-def test_the_handbook_names_every_task_and_measure() -> None:
+def test_the_documents_name_every_task_and_measure() -> None:
     text = (ROOT / "docs" / "GOALS.md").read_text()
     assert [name for name in (*TASKS, *MEASURES) if f"`{name}`" not in text] == []

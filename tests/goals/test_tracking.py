@@ -1,4 +1,4 @@
-"""How near is near: distances by hand, and where states lie among those of a data set."""
+"""Distances to goals by hand, and where states lie among those of a data set."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from m3pc.core.history import HistoryBuffer
 from m3pc.envs import make_vector
 from m3pc.evaluation.statistics import t_interval
 from m3pc.goals.distribution import distribution
-from m3pc.goals.tracking import MEASURES, Tracking, near, track
+from m3pc.goals.tracking import MEASURES, Tracking, tracking, within_tolerance
 from m3pc.types import Episode, Floats
 from tests.support.envs.countdown import COUNTDOWN
 from tests.support.fakes.fake_planner import FakePlanner
@@ -21,38 +21,37 @@ def column(*values: float) -> Floats:
 
 
 def tracked(states: Floats, table: Floats, *, steps: int, tolerance: float = 1.0) -> Tracking:
-    spread = np.array([1, 2], np.float32)
-    return track(
+    return tracking(
         states,
         table,
         key=(1,),
         steps=steps,
         tolerance=tolerance,
-        spread=spread,
+        std=np.array([1, 2], np.float32),
         success=True,
     )
 
 
 def test_the_first_state_does_not_count() -> None:
-    found = tracked(column(9, 3, -1), column(0, 0, 0, 7), steps=2, tolerance=1)
-    assert found.rms == pytest.approx(np.sqrt((9 + 1) / 2))
-    assert (found.distance, found.final, found.within) == (2, 1, 0.5)
-    assert found.deviation == pytest.approx(np.sqrt((9 / 4 + 1 / 4) / 4))  # over two dimensions
-    assert found.success == 1
+    result = tracked(column(9, 3, -1), column(0, 0, 0, 7), steps=2, tolerance=1)
+    assert result.rms == pytest.approx(np.sqrt((9 + 1) / 2))
+    assert (result.distance, result.final, result.within) == (2, 1, 0.5)
+    assert result.deviation == pytest.approx(np.sqrt((9 / 4 + 1 / 4) / 4))  # over two dimensions
+    assert result.success == 1
     assert MEASURES.keys() == set(Tracking.__slots__)
 
 
-def test_an_episode_that_ended_stays_where_it_ended() -> None:
-    found = tracked(column(0, 2), column(0, 0, 0, 1), steps=3)
-    assert found.distance == pytest.approx((2 + 2 + 1) / 3)
-    assert found.final == 1
+def test_an_episode_that_ended_early_counts_as_staying_in_its_last_state() -> None:
+    result = tracked(column(0, 2), column(0, 0, 0, 1), steps=3)
+    assert result.distance == pytest.approx((2 + 2 + 1) / 3)
+    assert result.final == 1
 
 
 def test_several_dimensions_are_one_distance() -> None:
     states = np.array([[0, 0], [3, 4]], np.float32)
-    assert near(states, np.zeros_like(states), key=(0, 1), first=1, tolerance=5)
-    assert not near(states, np.zeros_like(states), key=(0, 1), first=1, tolerance=4.9)
-    assert near(states, np.zeros_like(states), key=(1,), first=1, tolerance=4)
+    assert within_tolerance(states, np.zeros_like(states), key=(0, 1), first=1, tolerance=5)
+    assert not within_tolerance(states, np.zeros_like(states), key=(0, 1), first=1, tolerance=4.9)
+    assert within_tolerance(states, np.zeros_like(states), key=(1,), first=1, tolerance=4)
 
 
 def episode(states: NDArray[np.float64]) -> Episode:
@@ -67,37 +66,37 @@ def episode(states: NDArray[np.float64]) -> Episode:
 
 
 def grid(offset: float) -> Episode:
-    """States one apart in dimension 0, whose spread is ten times that of dimension 1."""
+    """States one apart in dimension 0, whose deviation is ten times that of dimension 1."""
     x = np.arange(-50.0, 51.0) + offset
     return episode(np.stack([x, np.where(np.arange(101) % 2, -3.0, 3.0)], axis=1))
 
 
-def test_distances_are_in_typical_ones_between_episodes() -> None:
-    found = distribution([grid(0), grid(0.5)])
-    x, y = found.std
-    assert (found.mean[0], y) == (pytest.approx(0.25), pytest.approx(3, rel=1e-3))
+def test_distances_are_relative_to_the_typical_distance_between_episodes() -> None:
+    data = distribution([grid(0), grid(0.5)])
+    x, y = data.std
+    assert (data.mean[0], y) == (pytest.approx(0.25), pytest.approx(3, rel=1e-3))
     # The nearest state of the other episode is half a unit away, or in the other row.
-    assert found.typical == pytest.approx(0.5 / x, rel=1e-3)
-    assert found.distance(np.array([[0.1, 3]], np.float32)) == pytest.approx(0.2, rel=1e-3)
+    assert data.typical == pytest.approx(0.5 / x, rel=1e-3)
+    assert data.distance(np.array([[0.1, 3]], np.float32)) == pytest.approx(0.2, rel=1e-3)
     beyond = np.array([[0, 3 + 2 * y]], np.float32)
-    assert found.distance(beyond) == pytest.approx(2 / (0.5 / x), rel=1e-3)
+    assert data.distance(beyond) == pytest.approx(2 / (0.5 / x), rel=1e-3)
 
 
-def test_the_plane_keeps_what_varies_most() -> None:
+def test_the_plane_has_the_axes_of_largest_variance() -> None:
     rng = np.random.default_rng(0)
     one = rng.standard_normal(500)
     states = np.stack([one, -one, rng.standard_normal(500), np.ones(500)], axis=1)
-    found = distribution([episode(states)])
-    assert found.explained == pytest.approx((2 / 3, 1 / 3), abs=0.05)
-    assert np.abs(found.axes[0]) == pytest.approx([0.5**0.5, 0.5**0.5, 0, 0], abs=0.05)
-    assert found.plane(states.astype(np.float32)) == pytest.approx(found.scatter(), abs=1e-4)
-    assert found.typical == 1  # one episode has no other
+    data = distribution([episode(states)])
+    assert data.explained == pytest.approx((2 / 3, 1 / 3), abs=0.05)
+    assert np.abs(data.axes[0]) == pytest.approx([0.5**0.5, 0.5**0.5, 0, 0], abs=0.05)
+    assert data.plane(states.astype(np.float32)) == pytest.approx(data.scatter(), abs=1e-4)
+    assert data.typical == 1  # one episode has no other
 
 
 def test_states_of_one_dimension_have_a_plane_too() -> None:
-    found = distribution([episode(np.arange(5.0)[:, None]), episode(np.arange(5.0)[:, None])])
-    assert found.explained == (1, 0)
-    assert found.scatter()[:, 1].tolist() == [0] * 5 * 2
+    data = distribution([episode(np.arange(5.0)[:, None]), episode(np.arange(5.0)[:, None])])
+    assert data.explained == (1, 0)
+    assert data.scatter()[:, 1].tolist() == [0] * 5 * 2
 
 
 def test_three_values_have_an_interval_by_students_t() -> None:
@@ -113,26 +112,26 @@ def test_three_values_have_an_interval_by_students_t() -> None:
 
 
 def test_each_episode_has_the_waypoints_of_its_first_state() -> None:
-    def guide(first: Floats) -> Floats:
+    def waypoints(first: Floats) -> Floats:
         return np.repeat(first[None] + 100, 10, axis=0)
 
     past = HistoryBuffer(2, window=4, horizon=2, state_size=1, action_size=1)
     for slot, place in enumerate((1.0, 2.0)):
-        past.begin(slot, np.array([place], np.float32), 0, guide)
+        past.begin(slot, np.array([place], np.float32), 0, waypoints)
     assert past.window([0, 1]).states[..., 0].tolist() == [[1, 101, 101, 101], [2, 102, 102, 102]]
 
 
-def test_rollouts_ask_for_waypoints_once_an_episode() -> None:
-    planner, asked = FakePlanner(1), []
+def test_rollouts_make_waypoints_once_per_episode() -> None:
+    planner, first_states = FakePlanner(1), []
 
-    def guide(first: Floats) -> Floats:
-        asked.append(first.tolist())
+    def waypoints(first: Floats) -> Floats:
+        first_states.append(first.tolist())
         return np.full((60, 2), 7 + first[0], np.float32)
 
     starts = [(5, 0), (1, 0), (0, 0)]  # Countdown: the state begins as (seed, 0)
     envs = make_vector(COUNTDOWN, 2)
-    played = list(rollouts(envs, planner, starts, window=8, horizon=4, waypoints=guide))
+    played = list(rollouts(envs, planner, starts, waypoints=waypoints))
     envs.close()
-    assert asked == [[5, 0], [1, 0], [0, 0]]
+    assert first_states == [[5, 0], [1, 0], [0, 0]]
     assert len(played) == 3
     assert planner.asked[0].states[:, 1:, 0].tolist() == [[12] * 7, [8] * 7]

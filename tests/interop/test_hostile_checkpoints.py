@@ -7,14 +7,14 @@ import pytest
 from typer.testing import CliRunner
 
 from m3pc.cli import app
-from m3pc.evaluation.evaluate import EvaluationRequest, matches
+from m3pc.evaluation.jobs import EvaluationRequest, make_jobs
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import LATEST, TRAINING, WEIGHTS
 from m3pc.types import InputError
 from tests.support.models.small_checkpoint import add, put, refusal, with_metadata, write_one
 
 HOLE = 1 << 42  # bytes: takes no room on disk, and would not fit in memory
-MODULE = "module_of_a_stranger"
+MODULE = "module_of_an_attacker"
 
 
 @pytest.fixture
@@ -28,29 +28,29 @@ def grow(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [WEIGHTS, TRAINING])
-def test_a_file_that_is_longer_than_it_should_be_is_not_read(name: str, one: Path) -> None:
+def test_a_file_longer_than_recorded_is_not_read(name: str, one: Path) -> None:
     grow(one / name)
     assert f"{name} was changed" in refusal(one)
 
 
-def test_a_run_goes_on_from_the_checkpoint_before_one_of_holes(tmp_path: Path) -> None:
+def test_a_run_continues_from_the_checkpoint_before_a_damaged_one(tmp_path: Path) -> None:
     before, newest = add(tmp_path, 1), add(tmp_path, 2)
     grow(newest / TRAINING)
-    found = checkpoint.newest(tmp_path)
-    assert (found.path, found.passed_over) == (before, 1)
+    read = checkpoint.read_newest(tmp_path)
+    assert (read.path, read.passed_over) == (before, 1)
 
 
 @pytest.mark.parametrize(
     "name", ["../../etc", "/etc", "..", ".", "", "000000010/..", "\0", "10\n/etc"]
 )
-def test_the_newest_is_named_by_a_number_alone(name: str, tmp_path: Path) -> None:
+def test_the_newest_checkpoint_is_named_by_digits_only(name: str, tmp_path: Path) -> None:
     add(tmp_path, 1)
     (tmp_path / LATEST).write_text(name)
     with pytest.raises(InputError, match="is not a checkpoint"):
         checkpoint.locate(tmp_path)
 
 
-def test_of_a_long_name_only_the_beginning_is_read(tmp_path: Path) -> None:
+def test_only_the_beginning_of_a_long_name_is_read(tmp_path: Path) -> None:
     path = add(tmp_path, 1)
     assert checkpoint.locate(tmp_path) == path
     grow(tmp_path / LATEST)
@@ -67,7 +67,7 @@ def test_no_module_that_a_checkpoint_names_is_loaded(
     monkeypatch.syspath_prepend(tmp_path)
     with_metadata(one, put("env", f"{MODULE}:Pendulum-v1"))
     with pytest.raises(InputError, match="whose module would be run"):
-        matches(EvaluationRequest(path=one, env_id=None, episodes=1, seed=0), ["q"])
+        make_jobs(EvaluationRequest(path=one, env_id=None, episodes=1, seed=0), ["q"])
     done = CliRunner().invoke(app, ["finetune", str(one), "--data", "shipped:hopper-medium-replay"])
     assert isinstance(done.exception, InputError)
     assert "whose module would be run" in str(done.exception)

@@ -1,6 +1,6 @@
-"""The authors' files become a checkpoint with the same numbers, or are refused in one sentence.
+"""Released files become a checkpoint with the same numbers, or are refused in one sentence.
 
-The small files here are made with torch's own layers, whose names the authors' are.
+The small files here are made with torch's own layers, which the released networks consist of.
 """
 
 import os
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import m3pc.cli
-import m3pc.interop.released_weights
+import m3pc.interop.released_files
 from m3pc.cli import authors
 from m3pc.datasets.sandbox import SandboxLimits
-from m3pc.interop.released_weights import Files, import_authors
+from m3pc.interop.released_files import ReleasedPaths
+from m3pc.interop.released_weights import import_released
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import Checkpoint
 from m3pc.model.masks import MODALITIES
@@ -42,18 +43,18 @@ Statistics = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
-    """What the three files hold."""
+class Contents:
+    """Of the three files."""
 
     model: Tree
     critic: Tree
     stats: Statistics
 
 
-def small() -> Given:
+def small() -> Contents:
     torch.manual_seed(0)
     model = {"model": network(), "optimizer": {}, "step": STEP, "eval_max": {}}
-    return Given(model=model, critic=critic(), stats=statistics(np.random.default_rng(0)))
+    return Contents(model=model, critic=critic(), stats=statistics(np.random.default_rng(0)))
 
 
 def network() -> dict[str, Tensor]:
@@ -125,29 +126,31 @@ def statistics(rng: np.random.Generator) -> Statistics:
     return means | stds | {"config": np.asarray(sizes)}
 
 
-def write(folder: Path, given: Given) -> Files:
-    files = Files(model=folder / "btm.pt", critic=folder / "critic.pt", stats=folder / "stats.npz")
+def write(folder: Path, given: Contents) -> ReleasedPaths:
+    files = ReleasedPaths(
+        model=folder / "btm.pt", critic=folder / "critic.pt", stats=folder / "stats.npz"
+    )
     torch.save(given.model, files.model)
     torch.save(given.critic, files.critic)
     write_npz(files.stats, given.stats)
     return files
 
 
-def imported(folder: Path, given: Given, heads: int | None = None) -> Checkpoint:
+def imported(folder: Path, given: Contents, heads: int | None = None) -> Checkpoint:
     out = folder / "out"
     files = write(folder, given)
-    import_authors(files, out, heads=heads, env="Toy-v0", max_episode_steps=50, limits=LIMITS)
+    import_released(files, out, heads=heads, env="Toy-v0", max_episode_steps=50, limits=LIMITS)
     return checkpoint.read(out)
 
 
 @pytest.fixture
 def no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read here what is else read in a child, which takes seconds to load torch."""
+    """Parse files in this process: a child takes seconds to load torch."""
 
     def here(module: str, job: dict[str, Any], *rest: object) -> None:
-        m3pc.interop.released_weights.main(job)
+        m3pc.interop.released_files.main(job)
 
-    monkeypatch.setattr(m3pc.interop.released_weights, "run_limited", here)
+    monkeypatch.setattr(m3pc.interop.released_files, "run_limited", here)
 
 
 def command(*arguments: str | Path) -> int:
@@ -162,12 +165,12 @@ def command(*arguments: str | Path) -> int:
     return int(end.value.code or 0)
 
 
-def command_line(files: Files, out: Path, *more: str) -> list[str | Path]:
+def command_line(files: ReleasedPaths, out: Path, *more: str) -> list[str | Path]:
     options = ("--critic", files.critic, "--stats", files.stats)
     return ["import-authors", files.model, *options, out, *more]
 
 
-# Numbers that arrive
+# Imported numbers
 
 
 @pytest.mark.usefixtures("no_child")
@@ -181,9 +184,9 @@ def test_network_keeps_its_numbers_under_our_names(tmp_path: Path) -> None:
         for name, tensor in expected.items()
         if not name.startswith(("mask_token_dict", "encoder_per", "decoder_per", "pos_embed"))
     }
-    found = weights.model().state_dict()
-    assert set(found) == set(expected)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    state = weights.model().state_dict()
+    assert set(state) == set(expected)
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
 def test_sizes_come_from_the_shapes(tmp_path: Path) -> None:
@@ -198,7 +201,7 @@ def test_sizes_come_from_the_shapes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_child")
-def test_critic_values_normalised_states_as_theirs_does(tmp_path: Path) -> None:
+def test_the_critic_values_states_like_the_released_one(tmp_path: Path) -> None:
     given = small()
     ours = imported(tmp_path, given).weights.critic()
     states, actions = torch.randn(7, SIZES["states"]), torch.randn(7, SIZES["actions"])
@@ -207,18 +210,18 @@ def test_critic_values_normalised_states_as_theirs_does(tmp_path: Path) -> None:
     pairs = torch.cat([scaled, actions], dim=1)
     torch.testing.assert_close(ours.value(states), answer(given.critic["v"], "v", scaled))
     both = torch.stack([answer(given.critic["q"], name, pairs) for name in ("q1", "q2")])
-    torch.testing.assert_close(ours.twins(states, actions), both)
+    torch.testing.assert_close(ours.q_values(states, actions), both)
 
 
 def answer(state: Mapping[str, Tensor], name: str, x: Tensor) -> Tensor:
     net = mlp(x.shape[1])
     net.load_state_dict({k.removeprefix(f"{name}.net."): v for k, v in state.items() if name in k})
-    found: Tensor = net(x)[:, 0].detach()
-    return found
+    output: Tensor = net(x)[:, 0].detach()
+    return output
 
 
 @pytest.mark.usefixtures("no_child")
-def test_targets_go_where_the_learner_looks_for_them(tmp_path: Path) -> None:
+def test_targets_are_stored_where_the_learner_reads_them(tmp_path: Path) -> None:
     given = small()
     training = imported(tmp_path, given).training
     layers = CRITIC_LAYERS + 1
@@ -229,19 +232,19 @@ def test_targets_go_where_the_learner_looks_for_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_child")
-def test_the_critic_of_their_trainer_starts_its_targets_as_a_copy(tmp_path: Path) -> None:
+def test_a_trainer_file_without_targets_starts_them_as_a_copy(tmp_path: Path) -> None:
     given = small()
     rates = {"lr": np.float64(1e-4), "best": np.float32(1), "updates": np.int64(3)}
     given.model.update({"optimizer": rates, "eval_max": {"eval/return": np.float64(3)}})
     files = {"qf": given.critic["q"], "vf": given.critic["v"], "total_it": 3, "actor": {}}
-    found = imported(tmp_path, Given(model=given.model, critic=files, stats=given.stats))
-    target = found.training["critic.target.weight0"]
-    assert torch.equal(target, found.weights.tensors["critic.q.weight0"])
+    result = imported(tmp_path, Contents(model=given.model, critic=files, stats=given.stats))
+    target = result.training["critic.target.weight0"]
+    assert torch.equal(target, result.weights.tensors["critic.q.weight0"])
     assert torch.equal(target[0], given.critic["q"]["q1.net.0.weight"])
 
 
 @pytest.mark.usefixtures("no_child")
-def test_normaliser_is_that_of_the_statistics(tmp_path: Path) -> None:
+def test_the_normaliser_has_the_statistics(tmp_path: Path) -> None:
     given = small()
     given.stats["mean_rewards"] = given.stats["mean_rewards"].astype(np.float64)
     given.stats["std_rewards"] = given.stats["std_rewards"].reshape(())
@@ -254,7 +257,7 @@ def test_normaliser_is_that_of_the_statistics(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_child")
 @pytest.mark.parametrize("known", [True, False])
-def test_returns_that_may_be_asked_for(
+def test_the_range_of_returns_is_known_or_guessed(
     known: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = small()
@@ -267,20 +270,20 @@ def test_returns_that_may_be_asked_for(
     weights = checkpoint.read(out).weights
     assert weights.return_range.tolist() == pytest.approx([low, high])
     assert weights.envelope.tolist() == pytest.approx([high] * 20)
-    assert ("2 standard deviations stand in" in capsys.readouterr().out) is not known
+    assert ("2 standard deviations are used" in capsys.readouterr().out) is not known
 
 
 @pytest.mark.usefixtures("no_child")
 @pytest.mark.parametrize(
-    ("said", "asked", "heads"), [(False, None, 4), (False, 6, 6), (True, 3, 3)]
+    ("recorded", "requested", "heads"), [(False, None, 4), (False, 6, 6), (True, 3, 3)]
 )
 def test_heads_come_from_the_statistics_or_the_option(
-    said: bool, asked: int | None, heads: int, tmp_path: Path
+    recorded: bool, requested: int | None, heads: int, tmp_path: Path
 ) -> None:
     given = small()
-    if not said:
+    if not recorded:
         del given.stats["config"]
-    assert imported(tmp_path, given, asked).weights.config.model.heads == heads
+    assert imported(tmp_path, given, requested).weights.config.model.heads == heads
 
 
 @pytest.mark.usefixtures("no_child")
@@ -293,33 +296,32 @@ def test_a_short_window_leaves_room_to_plan(tmp_path: Path) -> None:
 
 
 def test_the_recorded_network_is_imported(tmp_path: Path) -> None:
-    files = Files(
+    files = ReleasedPaths(
         model=golden_file("hopper_d64_btm.pt"),
         critic=golden_file("hopper_d64_critic.pt"),
         stats=golden_file("hopper_d64.npz"),
     )
-    found = import_authors(
+    report = import_released(
         files, tmp_path / "out", heads=None, env=None, max_episode_steps=1000, limits=LIMITS
     )
-    assert found.guessed == ("min_returns", "max_returns")
-    assert found.shared_scales
-    assert (found.weights.version, found.weights.config.model.width) == (140_000, 64)
-    assert found.weights.return_range.tolist() == pytest.approx([0.2, 2.6])
+    assert report.guessed == ("min_returns", "max_returns")
+    assert report.shared_scales
+    assert (report.weights.version, report.weights.config.model.width) == (140_000, 64)
+    assert report.weights.return_range.tolist() == pytest.approx([0.2, 2.6])
 
 
 @pytest.mark.usefixtures("no_child")
-def test_a_critic_may_have_statistics_of_its_own(tmp_path: Path) -> None:
+def test_a_critic_may_have_its_own_statistics(tmp_path: Path) -> None:
     given = small()
     for name in ("shared", "own"):
         (tmp_path / name).mkdir()
-    found = imported(tmp_path / "shared", given)
-    tensors = found.weights.tensors
+    weights = imported(tmp_path / "shared", given).weights
+    tensors = weights.tensors
     assert tensors["critic.state_std"].tolist() == tensors["normaliser.states.std"].tolist()
-    size = found.weights.state_size
+    size = weights.state_size
     given.stats["critic_mean_states"] = np.arange(size) + 0.5
     given.stats["critic_std_states"] = np.arange(size) + 1.5
-    found = imported(tmp_path / "own", given)
-    tensors = found.weights.tensors
+    tensors = imported(tmp_path / "own", given).weights.tensors
     assert tensors["critic.state_mean"].tolist() == (np.arange(size) + 0.5).tolist()
     assert tensors["critic.state_std"].tolist() == (np.arange(size) + 1.5).tolist()
     assert tensors["normaliser.states.std"].tolist() != tensors["critic.state_std"].tolist()
@@ -328,35 +330,35 @@ def test_a_critic_may_have_statistics_of_its_own(tmp_path: Path) -> None:
 # Refusals
 
 
-def refusal(folder: Path, files: Files, heads: int | None = None) -> str:
+def refusal(folder: Path, files: ReleasedPaths, heads: int | None = None) -> str:
     with nothing_left(folder), pytest.raises(InputError) as refused:
-        import_authors(
+        import_released(
             files, folder / "out", heads=heads, env=None, max_episode_steps=9, limits=LIMITS
         )
     return sentence(refused)
 
 
-def spoilt(part: str, name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Given], None]:
-    def spoil(given: Given) -> None:
+def spoilt(part: str, name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Contents], None]:
+    def spoil(given: Contents) -> None:
         state = given.model["model"] if part == "model" else given.critic[part]
         state[name] = change(state[name])
 
     return spoil
 
 
-def lost(part: str, name: str) -> Callable[[Given], None]:
-    def spoil(given: Given) -> None:
+def lost(part: str, name: str) -> Callable[[Contents], None]:
+    def spoil(given: Contents) -> None:
         (given.model["model"] if part == "model" else given.critic[part]).pop(name)
 
     return spoil
 
 
-def put(name: str, value: Any) -> Callable[[Given], None]:
+def put(name: str, value: Any) -> Callable[[Contents], None]:
     return lambda given: given.stats.update({name: np.asarray(value)})
 
 
 QKV, EMBED = "decoder.layers.0.self_attn.in_proj_weight", "encoder_embed_dict.states.weight"
-BAD: dict[str, tuple[Callable[[Given], object], str]] = {
+BAD: dict[str, tuple[Callable[[Contents], object], str]] = {
     "no model": (lambda g: g.model.pop("model"), "no state dict 'model'"),
     "no targets": (lambda g: g.critic.pop("q_target"), "no state dict 'q_target'"),
     "a number for a tensor": (
@@ -366,7 +368,7 @@ BAD: dict[str, tuple[Callable[[Given], object], str]] = {
     "a lost tensor": (lost("model", "decoder.norm.bias"), "decoder.norm.bias: missing"),
     "a lost size": (lost("model", EMBED), f"{EMBED} is missing"),
     "a lost bias": (lost("v", "v.net.2.bias"), "v.net.2.bias: missing"),
-    "a strange tensor": (
+    "an unknown tensor": (
         lambda g: g.model["model"].update(images=torch.zeros(1)),
         "images: unknown",
     ),
@@ -384,14 +386,17 @@ BAD: dict[str, tuple[Callable[[Given], object], str]] = {
     ),
     "other positions": (spoilt("model", "pos_embed", lambda x: 2 * x), "not sines and cosines"),
     "no statistic": (lambda g: g.stats.pop("std_returns"), "std_returns: missing"),
-    "a spread of 0": (put("std_rewards", [0.0]), "std_rewards has numbers that are not above 0"),
+    "a standard deviation of 0": (
+        put("std_rewards", [0.0]),
+        "std_rewards has numbers that are not above 0",
+    ),
     "NaN in a mean": (put("mean_states", [0, 0, np.nan]), "mean_states holds NaN or Inf"),
     "a wide mean": (put("mean_states", np.zeros(4)), "mean_states is torch.float32 [4]"),
     "words": (put("mean_states", ["a", "b", "c"]), "mean_states is <U1, expected numbers"),
     "pickled objects": (put("mean_states", np.zeros(3, object)), "Object arrays cannot be"),
     "other sizes": (put("config", [3, 2, 12, 3, 1, 1, 6]), "but the weights are of"),
     "heads that do not divide": (put("config", [3, 2, 12, 5, 2, 1, 6]), "model.heads = 5"),
-    "returns upside down": (put("max_returns", -100.0), "the returns are from"),
+    "a lowest return above the highest": (put("max_returns", -100.0), "the returns are from"),
 }
 
 
@@ -406,11 +411,11 @@ def test_bad_files_are_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_child")
 @pytest.mark.parametrize("part", ["model", "critic", "stats"])
-def test_what_is_no_such_file_is_refused(part: str, tmp_path: Path) -> None:
+def test_damaged_files_are_refused(part: str, tmp_path: Path) -> None:
     files = write(tmp_path, small())
     path: Path = getattr(files, part)
-    whole = path.read_bytes()
-    for content in (whole[:-200], whole[:200], b"text", b""):
+    original = path.read_bytes()
+    for content in (original[:-200], original[:200], b"text", b""):
         path.write_bytes(content)
         assert f"{path.name} is not a" in refusal(tmp_path, files)
 
@@ -465,7 +470,7 @@ def assert_one_sentence(capsys: pytest.CaptureFixture[str], words: str) -> None:
 
 
 @pytest.mark.usefixtures("no_child")
-def test_a_tensor_that_says_it_is_larger_than_it_is_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_that_claims_a_huge_size_is_refused(tmp_path: Path) -> None:
     given = small()
     given.model["model"]["pos_embed"] = torch.zeros(1).expand(1 << 40)
     assert "at most" in refusal(tmp_path, write(tmp_path, given))
@@ -485,5 +490,5 @@ def test_a_missing_file_and_a_taken_name_are_refused_before_reading(tmp_path: Pa
     assert "exists already" in refusal(tmp_path, files)
 
 
-def test_modalities_are_those_of_the_authors() -> None:
+def test_modalities_are_the_released_ones() -> None:
     assert tuple(SIZES) == MODALITIES

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import m3pc.interop.released_weights
+import m3pc.interop.released_files
 from m3pc.datasets.sandbox import SandboxLimits
-from m3pc.interop.released_weights import Files, import_authors
+from m3pc.interop.released_files import ReleasedPaths
+from m3pc.interop.released_weights import import_released
 from m3pc.interop.verify_released import ComparedItem, verify
 from m3pc.model import checkpoint
 from m3pc.types import InputError
@@ -34,12 +35,14 @@ MASKS, NETWORKS, PLANS, LOSSES, UPDATES = 12, 15, 18, 14, 5  # items of the reco
 def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The recorded network as a checkpoint."""
     out = tmp_path_factory.mktemp("imported") / "hopper"
-    files = Files(
+    files = ReleasedPaths(
         model=golden_file("hopper_d64_btm.pt"),
         critic=golden_file("hopper_d64_critic.pt"),
         stats=golden_file("hopper_d64.npz"),
     )
-    import_authors(files, out, heads=None, env=None, max_episode_steps=1000, limits=SandboxLimits())
+    import_released(
+        files, out, heads=None, env=None, max_episode_steps=1000, limits=SandboxLimits()
+    )
     return out
 
 
@@ -57,7 +60,7 @@ def missed(items: list[ComparedItem]) -> list[str]:
     return [item.name for item in items if not item.ok]
 
 
-def test_every_recorded_number_is_met(imported: Path) -> None:
+def test_every_recorded_number_is_within_tolerance(imported: Path) -> None:
     items = verify(imported, golden_file("hopper_d64.npz"))
     assert missed(items) == []
     assert by_kind(items) == {
@@ -70,7 +73,7 @@ def test_every_recorded_number_is_met(imported: Path) -> None:
     assert {item.tolerance for item in items} == {0.0, 1e-5, 5e-4, 1e-4}
 
 
-def test_the_command_prints_a_line_an_item(
+def test_the_command_prints_one_line_per_item(
     imported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("verify", imported, golden_file("hopper_d64.npz")) == 0
@@ -82,16 +85,16 @@ def test_the_command_prints_a_line_an_item(
 
 def changed(imported: Path, out: Path, name: str, *, part: str = "weights") -> Path:
     """A copy of the checkpoint in which the largest number of one tensor is 1 % larger."""
-    found = checkpoint.read(imported)
-    tensors = dict(found.weights.tensors if part == "weights" else found.training)
+    original = checkpoint.read(imported)
+    tensors = dict(original.weights.tensors if part == "weights" else original.training)
     flat = tensors[name].flatten().clone()
     flat[flat.abs().argmax()] *= 1.01
     tensors[name] = flat.view(tensors[name].shape)
     if part == "weights":
-        weights = dataclasses.replace(found.weights, tensors=tensors)
-        checkpoint.write(out, weights, found.training, {})
+        weights = dataclasses.replace(original.weights, tensors=tensors)
+        checkpoint.write(out, weights, original.training, {})
     else:
-        checkpoint.write(out, found.weights, tensors, {})
+        checkpoint.write(out, original.weights, tensors, {})
     return out
 
 
@@ -149,8 +152,8 @@ def test_a_miss_is_named_and_ends_with_exit_code_1(
     path = changed(other[0], tmp_path / "changed", "critic.v.bias1")
     assert command("verify", path, other[1]) == 1
     lines = capsys.readouterr().out.splitlines()
-    found = {line[: line.index("  ")].strip() for line in lines if line.endswith(" MISS ")}
-    assert found == {"iql value_loss", "iql q_loss", "iql after v"}
+    misses = {line[: line.index("  ")].strip() for line in lines if line.endswith(" MISS ")}
+    assert misses == {"iql value_loss", "iql q_loss", "iql after v"}
     assert lines[-1] == "31 of 34 items are within their tolerance"
 
 
@@ -174,7 +177,7 @@ def test_masks_that_differ_are_counted(other: tuple[Path, Path], tmp_path: Path)
     assert missed(items) == ["mask pi0", "network pi0"]
 
 
-def test_a_part_that_was_not_recorded_is_not_compared(
+def test_parts_that_were_not_recorded_are_not_compared(
     other: tuple[Path, Path], tmp_path: Path
 ) -> None:
     kept = {
@@ -207,7 +210,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "nothing": (lambda arrays: {}, "has no input_states"),
     "inputs alone": (
         lambda arrays: {k: v for k, v in arrays.items() if k.startswith("input_")},
-        "nothing to compare with",
+        "has no outputs to compare with",
     ),
     "a lost output": (without("out_fd1_mu"), "has no out_fd1_mu"),
     "a lost loss": (without("loss_rcbc1_nll"), "has no loss_rcbc1_nll"),
@@ -232,11 +235,12 @@ def test_bad_recordings_are_refused(name: str, other: tuple[Path, Path], tmp_pat
     assert word in refusal(other[0], golden)
 
 
-def test_what_is_no_npz_ends_with_exit_code_2(
+def test_a_damaged_recording_ends_with_exit_code_2(
     other: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    golden, whole = tmp_path / "golden.npz", other[1].read_bytes()
-    for content in (whole[:-100], whole[:500] + bytes(500) + whole[1000:], b"text", b""):
+    golden, original = tmp_path / "golden.npz", other[1].read_bytes()
+    damaged = original[:500] + bytes(500) + original[1000:]
+    for content in (original[:-100], damaged, b"text", b""):
         golden.write_bytes(content)
         assert command("verify", other[0], golden) == 2
     assert command("verify", other[0], tmp_path / "nowhere.npz") == 2
@@ -246,7 +250,7 @@ def test_what_is_no_npz_ends_with_exit_code_2(
     assert "Traceback" not in shown.err
 
 
-def test_what_is_no_array_is_refused(other: tuple[Path, Path], tmp_path: Path) -> None:
+def test_other_archive_members_are_refused(other: tuple[Path, Path], tmp_path: Path) -> None:
     golden = tmp_path / "golden.npz"
     golden.write_bytes(other[1].read_bytes())
     with zipfile.ZipFile(golden, "a") as archive:
@@ -254,7 +258,7 @@ def test_what_is_no_array_is_refused(other: tuple[Path, Path], tmp_path: Path) -
     assert "['note.txt'] are no arrays" in refusal(other[0], golden)
 
 
-def test_an_array_that_says_it_is_larger_than_it_is_is_refused(
+def test_an_array_that_claims_a_huge_size_is_refused(
     other: tuple[Path, Path], tmp_path: Path
 ) -> None:
     golden = tmp_path / "golden.npz"
@@ -265,14 +269,14 @@ def test_an_array_that_says_it_is_larger_than_it_is_is_refused(
     assert "is not a plain .npz of numbers" in refusal(other[0], golden)
 
 
-def test_a_recording_that_unpacks_to_too_much_is_refused(
+def test_a_recording_that_unpacks_to_too_many_bytes_is_refused(
     other: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(m3pc.interop.released_weights, "LARGEST", 10_000)
+    monkeypatch.setattr(m3pc.interop.released_files, "MAX_BYTES", 10_000)
     assert "at most 10000 are read" in refusal(*other)
 
 
 def test_a_checkpoint_without_targets_is_refused(other: tuple[Path, Path], tmp_path: Path) -> None:
-    found = checkpoint.read(other[0])
-    checkpoint.write(tmp_path / "bare", found.weights, {}, {})
+    original = checkpoint.read(other[0])
+    checkpoint.write(tmp_path / "bare", original.weights, {}, {})
     assert "holds no critic.target.weight0" in refusal(tmp_path / "bare", other[1])

@@ -1,4 +1,4 @@
-"""What is measured on held-out episodes: by hand, and against the dense reference."""
+"""Measurements on held-out episodes: by hand, and against the dense reference."""
 
 import math
 from typing import Any
@@ -12,12 +12,19 @@ from torch import Tensor
 from benchmarks import reference
 from learner.diagnostics import measure_critic, measure_model
 from m3pc.config.schema import Config, CriticConfig
-from m3pc.model.btm import LinearActionHead, TrajectoryModel
+from m3pc.model.btm import TrajectoryModel
 from m3pc.model.critic import Critic, EnsembleMLP
+from m3pc.model.layers import LinearActionHead
 from m3pc.model.normalisation import Normaliser
 from m3pc.model.weights import Weights
 from m3pc.types import TransitionBatch, WindowBatch
-from tests.support.models.small_weights import ACTIONS, STATES, segments, tiny_config, tiny_weights
+from tests.support.models.small_weights import (
+    ACTIONS,
+    STATES,
+    tiny_config,
+    tiny_weights,
+    window_batch,
+)
 
 T = 8
 PLAIN = Normaliser.from_arrays(
@@ -43,8 +50,8 @@ def counting() -> WindowBatch[NDArray[Any]]:
     )
 
 
-def silent(config: Config) -> TrajectoryModel:
-    """A model that always answers states 1, rewards 2, returns 3 and actions tanh(0.5)."""
+def constant_model(config: Config) -> TrajectoryModel:
+    """A model that always predicts states 1, rewards 2, returns 3 and actions tanh(0.5)."""
     model = tiny_weights(config).model()
     with torch.no_grad():
         for name, number in (("states", 1.0), ("rewards", 2.0), ("returns", 3.0)):
@@ -70,17 +77,17 @@ def silent(config: Config) -> TrajectoryModel:
         (7, (1 + 9) / 2, (36 + 324) / 2),
     ],
 )
-def test_a_copy_of_the_present_is_as_wrong_as_the_state_moves(
+def test_the_error_of_copying_the_current_state_is_how_far_the_state_moves(
     horizon: int, next_step: float, last_step: float
 ) -> None:
     config = tiny_config(planner__horizon=horizon)
-    found = measure_model(tiny_weights(config).model(), PLAIN, config, [counting()])
-    assert found["copy_1"] == pytest.approx(next_step)
-    assert found["copy_h"] == pytest.approx(last_step)
+    errors = measure_model(tiny_weights(config).model(), PLAIN, config, [counting()])
+    assert errors["copy_1"] == pytest.approx(next_step)
+    assert errors["copy_h"] == pytest.approx(last_step)
 
 
 def test_errors_are_in_the_space_of_the_model() -> None:
-    """States are divided by their spread, so errors by its square; their mean drops out."""
+    """States are divided by their deviation, errors by its square; the mean cancels."""
     config = tiny_config()
     scales = {"states.mean": 7.0, "states.std": 2.0, "rewards.mean": 0.0, "returns.mean": 0.0}
     sizes = {"states": STATES, "rewards": 1, "returns": 1}
@@ -89,31 +96,33 @@ def test_errors_are_in_the_space_of_the_model() -> None:
         for name, size in sizes.items()
         for part in ("mean", "std")
     }
-    found = measure_model(silent(config), Normaliser.from_arrays(arrays), config, [counting()])
-    assert found["copy_1"] == pytest.approx((1 + 9) / 2 / 4)
+    measured = measure_model(
+        constant_model(config), Normaliser.from_arrays(arrays), config, [counting()]
+    )
+    assert measured["copy_1"] == pytest.approx((1 + 9) / 2 / 4)
     # in row 1 the state after now is (5 - 7) / 2 = -1 where 1 was answered, in row 2 (15 - 7) / 2
-    assert found["state_1"] == pytest.approx(((-1 - 1) ** 2 + (4 - 1) ** 2) / 2)
-    assert found["state_h"] == pytest.approx(((0 - 1) ** 2 + (7 - 1) ** 2) / 2)
+    assert measured["state_1"] == pytest.approx(((-1 - 1) ** 2 + (4 - 1) ** 2) / 2)
+    assert measured["state_h"] == pytest.approx(((0 - 1) ** 2 + (7 - 1) ** 2) / 2)
 
 
-def test_errors_of_a_model_that_always_says_the_same() -> None:
-    """Rewards and returns count from now on, where they are 0, and of actions the one of now."""
+def test_errors_of_a_constant_model() -> None:
+    """Rewards and returns count from the current step on, actions at the current step only."""
     config, batch = tiny_config(), counting()
     batch.rewards[:, :4], batch.returns[:, :4] = 100, 100
     batch.actions[:] = 0.9
     batch.actions[:, 4] = 0.1
-    found = measure_model(silent(config), PLAIN, config, [batch])
-    assert found["state_1"] == pytest.approx(((5 - 1) ** 2 + (15 - 1) ** 2) / 2)
-    assert found["state_h"] == pytest.approx(((7 - 1) ** 2 + (21 - 1) ** 2) / 2)
-    assert found["reward"] == pytest.approx(4)
-    assert found["return"] == pytest.approx(9)
-    assert found["action"] == pytest.approx((math.tanh(0.5) - 0.1) ** 2, rel=1e-5)
+    errors = measure_model(constant_model(config), PLAIN, config, [batch])
+    assert errors["state_1"] == pytest.approx(((5 - 1) ** 2 + (15 - 1) ** 2) / 2)
+    assert errors["state_h"] == pytest.approx(((7 - 1) ** 2 + (21 - 1) ** 2) / 2)
+    assert errors["reward"] == pytest.approx(4)
+    assert errors["return"] == pytest.approx(9)
+    assert errors["action"] == pytest.approx((math.tanh(0.5) - 0.1) ** 2, rel=1e-5)
 
 
-def asked(
+def reference_outputs(
     weights: Weights, batch: WindowBatch[NDArray[Any]], pattern: str, now: int
 ) -> tuple[reference.Outputs, dict[str, Tensor]]:
-    """The dense reference's answer to a pattern, and the truth, normalised."""
+    """The dense reference's prediction under a pattern, and the truth, both normalised."""
     normaliser = weights.normaliser()
     truth = {
         "states": normaliser.states.encode(torch.from_numpy(batch.states)),
@@ -128,14 +137,14 @@ def asked(
 
 @pytest.mark.parametrize("horizon", [2, 4])
 @torch.no_grad()
-def test_the_model_is_asked_what_planning_asks_it(horizon: int) -> None:
-    """Dynamics for states, rewards and returns, policy for the action, now at its place."""
+def test_the_model_is_measured_with_the_masks_of_planning(horizon: int) -> None:
+    """Dynamics for states, rewards and returns, policy for the action, at the same current step."""
     config = tiny_config(planner__horizon=horizon)
-    weights, batch, now = tiny_weights(config), segments(3), T - horizon
-    found = measure_model(weights.model(), weights.normaliser(), config, [batch])
-    ahead, truth = asked(weights, batch, "dynamics", now)
+    weights, batch, now = tiny_weights(config), window_batch(3), T - horizon
+    errors = measure_model(weights.model(), weights.normaliser(), config, [batch])
+    ahead, truth = reference_outputs(weights, batch, "dynamics", now)
     policy, between, towards = (
-        asked(weights, batch, pattern, now)[0].mu[:, now].tanh()
+        reference_outputs(weights, batch, pattern, now)[0].mu[:, now].tanh()
         for pattern in ("policy", "inverse", "path")
     )
     actions = truth["actions"][:, now]
@@ -152,16 +161,16 @@ def test_the_model_is_asked_what_planning_asks_it(horizon: int) -> None:
         "action_spread": (actions.mean(dim=0), actions),
     }
     expected = {name: ((a - b) ** 2).mean().item() for name, (a, b) in answers.items()}
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert errors == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_horizon_of_one_step_can_be_measured() -> None:
-    """Now is the last step of the window: no state follows in it, all else is there."""
+    """The current step is the window's last: it has no next state, but everything else."""
     config = tiny_config(planner__horizon=1)
-    found = measure_model(silent(config), PLAIN, config, [counting()])
-    assert found["reward"] == pytest.approx(4)
-    assert found["return"] == pytest.approx(9)
-    assert found["action"] == pytest.approx(math.tanh(0.5) ** 2, rel=1e-5)
+    errors = measure_model(constant_model(config), PLAIN, config, [counting()])
+    assert errors["reward"] == pytest.approx(4)
+    assert errors["return"] == pytest.approx(9)
+    assert errors["action"] == pytest.approx(math.tanh(0.5) ** 2, rel=1e-5)
 
 
 def test_batches_are_averaged_and_dropout_is_off() -> None:
@@ -169,21 +178,21 @@ def test_batches_are_averaged_and_dropout_is_off() -> None:
     weights = tiny_weights(config)
     model, normaliser = weights.model(), weights.normaliser()
     parts = [
-        measure_model(model, normaliser, config, [segments(3, seed=seed)]) for seed in range(3)
+        measure_model(model, normaliser, config, [window_batch(3, seed=seed)]) for seed in range(3)
     ]
     model.train()
-    found = measure_model(
-        model, normaliser, config, iter([segments(3, seed=seed) for seed in range(3)])
+    errors = measure_model(
+        model, normaliser, config, iter([window_batch(3, seed=seed) for seed in range(3)])
     )
     expected = {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert errors == pytest.approx(expected, rel=1e-5)
 
 
 def test_measuring_leaves_the_weights_alone() -> None:
     config = tiny_config()
     weights = tiny_weights(config)
     model = weights.model()
-    measure_model(model, weights.normaliser(), config, [segments(3)])
+    measure_model(model, weights.normaliser(), config, [window_batch(3)])
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, weights.tensors[f"model.{name}"])
         assert parameter.grad is None
@@ -234,7 +243,7 @@ FIRST, TAKEN, SEEN = [-1.0, 0.0, 1.0, 4.0], [0.5, 0.5, -0.5, -0.5], [2.0, 4.0, 6
 
 def test_means_and_correlations_of_the_critic_by_hand() -> None:
     """Off their means: V -2 -1 0 3, returns -4 -2 0 6, twice as much; Q 1 1 -1 -1."""
-    found = measure_critic(known_critic(), [steps(FIRST, TAKEN, SEEN)])
+    measured = measure_critic(known_critic(), [steps(FIRST, TAKEN, SEEN)])
     covariance = (-4 - 2 - 0 - 6) / 4
     expected = {
         "v_mean": 1.0,
@@ -243,20 +252,20 @@ def test_means_and_correlations_of_the_critic_by_hand() -> None:
         "v_correlation": 1.0,
         "q_correlation": covariance / math.sqrt((16 + 4 + 0 + 36) / 4),
     }
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert measured == pytest.approx(expected, abs=1e-6)
 
 
 def test_correlations_are_taken_over_all_batches_together() -> None:
     """Within either half they would be 1 and undefined."""
     parts = [steps(FIRST[k:n], TAKEN[k:n], SEEN[k:n]) for k, n in ((0, 1), (1, 4))]
-    whole = measure_critic(known_critic(), [steps(FIRST, TAKEN, SEEN)])
-    assert measure_critic(known_critic(), iter(parts)) == pytest.approx(whole)
+    together = measure_critic(known_critic(), [steps(FIRST, TAKEN, SEEN)])
+    assert measure_critic(known_critic(), iter(parts)) == pytest.approx(together)
 
 
-def test_a_value_that_goes_against_the_return_correlates_by_minus_1() -> None:
-    found = measure_critic(known_critic(), [steps(FIRST, TAKEN, [-x for x in SEEN])])
-    assert found["v_correlation"] == pytest.approx(-1)
-    assert found["seen_mean"] == pytest.approx(-6)
+def test_a_value_opposed_to_the_return_has_correlation_minus_1() -> None:
+    means = measure_critic(known_critic(), [steps(FIRST, TAKEN, [-x for x in SEEN])])
+    assert means["v_correlation"] == pytest.approx(-1)
+    assert means["seen_mean"] == pytest.approx(-6)
 
 
 @pytest.mark.parametrize(
@@ -264,15 +273,15 @@ def test_a_value_that_goes_against_the_return_correlates_by_minus_1() -> None:
     [steps(FIRST, TAKEN, [3.0] * 4), steps([2.0] * 4, [0.5] * 4, SEEN)],
     ids=["returns", "values"],
 )
-def test_what_does_not_vary_correlates_with_nothing(batch: TransitionBatch[NDArray[Any]]) -> None:
-    found = measure_critic(known_critic(), [batch])
-    assert found["v_correlation"] == found["q_correlation"] == 0
+def test_a_constant_has_correlation_0(batch: TransitionBatch[NDArray[Any]]) -> None:
+    means = measure_critic(known_critic(), [batch])
+    assert means["v_correlation"] == means["q_correlation"] == 0
 
 
 def test_the_critic_is_given_raw_states() -> None:
     critic = known_critic()
     critic.state_mean.fill_(1.0)
     critic.state_std.fill_(2.0)
-    found = measure_critic(critic, [steps(FIRST, TAKEN, SEEN)])
-    assert found["v_mean"] == pytest.approx((1.0 - 1) / 2)
-    assert found["q_mean"] == pytest.approx(0)
+    means = measure_critic(critic, [steps(FIRST, TAKEN, SEEN)])
+    assert means["v_mean"] == pytest.approx((1.0 - 1) / 2)
+    assert means["q_mean"] == pytest.approx(0)

@@ -24,7 +24,7 @@ def config(**changes: Any) -> CriticConfig:
 
 
 def transitions(rows: int = 16, *, seed: int = 0, dtype: str = "f4") -> Batch:
-    """Random ones, of which a third are terminal."""
+    """Random transitions, of which a third are terminal."""
     rng = np.random.default_rng(seed)
     batch: Batch = TransitionBatch(
         states=rng.normal(1, 2, (rows, S)),
@@ -38,7 +38,7 @@ def transitions(rows: int = 16, *, seed: int = 0, dtype: str = "f4") -> Batch:
 
 
 def random_critic(settings: CriticConfig, *, seed: int = 0) -> Critic:
-    """Random numbers in double precision, such that either twin is sometimes the lower."""
+    """Random weights in double precision, with which either Q function is sometimes the lower."""
     critic = Critic(settings, S, A).double()
     rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -64,8 +64,8 @@ def constant_critic(settings: CriticConfig, *, q: tuple[float, float], v: float)
 # Networks
 
 
-def test_the_critic_is_as_large_as_the_authors() -> None:
-    """Hopper: twins of 69,889 parameters each and V of 69,121."""
+def test_the_critic_has_as_many_parameters_as_the_authors_have() -> None:
+    """Hopper: each Q function has 69,889 parameters and V has 69,121."""
     critic = Critic(PRESETS["parity"].critic, 11, 3)
     q, v = (sum(p.numel() for p in stack.parameters()) for stack in (critic.q, critic.v))
     assert (q, v) == (2 * 69_889, 69_121)
@@ -85,7 +85,7 @@ def network(layers: list[tuple[Tensor, Tensor]], x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_members_of_a_stack_are_networks_of_their_own() -> None:
+def test_members_of_an_ensemble_are_separate_networks() -> None:
     critic = random_critic(config())
     batch = transitions(dtype="f8").map(torch.from_numpy)
     states, actions = batch.states, batch.actions
@@ -93,8 +93,8 @@ def test_members_of_a_stack_are_networks_of_their_own() -> None:
     pairs = torch.cat([scaled, actions], dim=1)
     q1, q2 = (network([layer(critic.q, m, n) for n in range(3)], pairs) for m in range(2))
     v = network([layer(critic.v, 0, n) for n in range(3)], scaled)
-    torch.testing.assert_close(critic.twins(states, actions), torch.stack([q1, q2]))
-    torch.testing.assert_close(critic.quality(states, actions), torch.minimum(q1, q2))
+    torch.testing.assert_close(critic.q_values(states, actions), torch.stack([q1, q2]))
+    torch.testing.assert_close(critic.min_q(states, actions), torch.minimum(q1, q2))
     torch.testing.assert_close(critic.value(states), v)
     assert (q1 < q2).any() and (q1 > q2).any()
 
@@ -111,8 +111,8 @@ def test_members_of_a_stack_are_networks_of_their_own() -> None:
     ],
 )
 def test_the_expectile_loss_by_hand(expectile: float, expected: float) -> None:
-    found = expectile_loss(torch.tensor([2.0, -1.0, 0.0]), expectile)
-    assert found.item() == pytest.approx(expected)
+    loss = expectile_loss(torch.tensor([2.0, -1.0, 0.0]), expectile)
+    assert loss.item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("expectile", [0.3, 0.5, 0.7, 0.9])
@@ -144,11 +144,11 @@ def test_only_terminal_steps_have_no_future(
         terminals=np.asarray(terminals, np.float32),
     )
     learner = CriticLearner(constant_critic(settings, q=(0, 0), v=10), settings)
-    found = learner.update(batch)["q_loss"]
-    assert found == pytest.approx(sum(goal**2 for goal in expected) / 2)
+    q_loss = learner.update(batch)["q_loss"]
+    assert q_loss == pytest.approx(sum(goal**2 for goal in expected) / 2)
 
 
-def test_q_loss_is_a_mean_over_the_twins() -> None:
+def test_q_loss_is_a_mean_over_both_q_functions() -> None:
     settings = config()
     batch = replace(transitions(2), rewards=np.zeros(2, np.float32))
     learner = CriticLearner(constant_critic(settings, q=(1, 3), v=0), settings)
@@ -166,11 +166,11 @@ def test_v_is_compared_with_the_lower_target(v: float, expected: float) -> None:
 
 
 class Plain:
-    """V's step, then Q's, then the targets', each written out, with an Adam for either."""
+    """V's step, then Q's, then the targets', each written out, with an Adam of its own."""
 
     def __init__(self, critic: Critic, settings: CriticConfig) -> None:
         numbers = range(settings.layers + 1)
-        self.settings, self.scaled = settings, critic.scaled
+        self.settings, self.scaled = settings, critic.normalise
         self.q = [[layer(critic.q, member, n) for n in numbers] for member in range(2)]
         self.v = [layer(critic.v, 0, n) for n in numbers]
         self.targets = [[(w.clone(), b.clone()) for w, b in twin] for twin in self.q]
@@ -222,10 +222,10 @@ def test_one_step_of_adam_is_the_step_of_v_and_then_that_of_q(changes: dict[str,
         batch = transitions(seed=seed, dtype="f8")
         tensors = batch.map(torch.from_numpy)
         assert learner.update(batch) == pytest.approx(plain.update(tensors), rel=1e-6)
-        pairs = torch.cat([critic.scaled(tensors.states), tensors.actions], dim=1)
+        pairs = torch.cat([critic.normalise(tensors.states), tensors.actions], dim=1)
         slow = torch.stack([network(twin, pairs) for twin in plain.targets])
-        found = learner.target_twins(tensors.states, tensors.actions)
-        torch.testing.assert_close(found, slow, rtol=0, atol=1e-6)
+        targets = learner.target_twins(tensors.states, tensors.actions)
+        torch.testing.assert_close(targets, slow, rtol=0, atol=1e-6)
         for number in range(settings.layers + 1):
             expected = {**{m: plain.q[m][number] for m in (0, 1)}, 2: plain.v[number]}
             for member, pair in expected.items():
@@ -235,7 +235,7 @@ def test_one_step_of_adam_is_the_step_of_v_and_then_that_of_q(changes: dict[str,
 
 
 @pytest.mark.parametrize("tau", [0.005, 0.25, 1.0])
-def test_targets_go_a_part_of_the_way_to_the_new_twins(tau: float) -> None:
+def test_targets_move_towards_the_q_functions_by_tau(tau: float) -> None:
     settings = config(tau=tau, lr=0.1)
     critic = random_critic(settings)
     learner = CriticLearner(critic, settings)
@@ -259,7 +259,7 @@ def test_targets_are_copies_from_the_start() -> None:
 
 
 def loop(terminal: float) -> Batch:
-    """One state, one action, reward 1, back to where it was."""
+    """One state, one action, reward 1, back to the same state."""
     one = np.ones((4, 1), np.float32)
     return TransitionBatch(
         states=np.tile(one, S),
@@ -272,7 +272,7 @@ def loop(terminal: float) -> Batch:
 
 
 @pytest.mark.parametrize(("terminal", "worth"), [(1.0, 1.0), (0.0, 2.0)])
-def test_a_loop_is_worth_its_discounted_rewards(terminal: float, worth: float) -> None:
+def test_a_loop_has_the_value_of_its_discounted_rewards(terminal: float, worth: float) -> None:
     """Discount 1/2: 1 if it ends there, 1 + 1/2 + 1/4 + ... = 2 if it goes on."""
     torch.manual_seed(0)
     settings = config(discount=0.5, lr=0.02, tau=0.2)
@@ -282,15 +282,15 @@ def test_a_loop_is_worth_its_discounted_rewards(terminal: float, worth: float) -
         learner.update(batch)
     states, actions = torch.from_numpy(batch.states), torch.from_numpy(batch.actions)
     with torch.no_grad():
-        for found in (learner.critic.value(states), *learner.critic.twins(states, actions)):
-            assert found.tolist() == pytest.approx([worth] * 4, abs=0.05)
+        for values in (learner.critic.value(states), *learner.critic.q_values(states, actions)):
+            assert values.tolist() == pytest.approx([worth] * 4, abs=0.05)
 
 
 # Regression
 
 
-def test_regression_learns_the_returns_that_were_seen() -> None:
-    """Two states, returns 3 and -1; the targets are the twins all the way."""
+def test_regression_learns_the_observed_returns() -> None:
+    """Two states, returns 3 and -1; the targets always equal the Q functions."""
     torch.manual_seed(0)
     settings = config(lr=0.02)
     critic = Critic(settings, S, A)
@@ -307,7 +307,7 @@ def test_regression_learns_the_returns_that_were_seen() -> None:
     with torch.no_grad():
         rows, actions = torch.from_numpy(states), torch.from_numpy(batch.actions)
         assert critic.value(rows).tolist() == pytest.approx(returns.tolist(), abs=0.1)
-        for twin in critic.twins(rows, actions):
+        for twin in critic.q_values(rows, actions):
             assert twin.tolist() == pytest.approx(returns.tolist(), abs=0.1)
     for target, new in zip(learner.targets, critic.q.parameters(), strict=True):
         assert torch.equal(target, new)
@@ -330,9 +330,9 @@ def test_losses_of_a_regression_by_hand() -> None:
     settings = config()
     batch = replace(transitions(2), returns=np.asarray([1, 3], np.float32))
     learner = CriticLearner(constant_critic(settings, q=(0, 1), v=2), settings)
-    found = learner.regress(batch)
-    assert found["value_loss"] == pytest.approx((1 + 1) / 2)
-    assert found["q_loss"] == pytest.approx((1 + 9 + 0 + 4) / 4)
+    losses = learner.regress(batch)
+    assert losses["value_loss"] == pytest.approx((1 + 1) / 2)
+    assert losses["q_loss"] == pytest.approx((1 + 9 + 0 + 4) / 4)
 
 
 # Checkpoints
@@ -362,7 +362,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
-def test_a_restored_learner_goes_on_with_the_same_bits() -> None:
+def test_a_restored_learner_continues_with_the_same_bits() -> None:
     settings = config(tau=0.1, lr=0.01)
     learner = CriticLearner(random_critic(settings), settings)
     learner.regress(transitions(dtype="f8"))
@@ -394,8 +394,8 @@ def test_before_the_first_update_there_are_only_targets_to_save() -> None:
         assert torch.equal(one, two)
 
 
-def test_a_batch_is_read_by_every_field() -> None:
-    """Whatever is changed in a batch but the returns changes the next update."""
+def test_every_field_of_a_batch_changes_the_update() -> None:
+    """Every field but the returns, which only a regression reads."""
     settings = config()
     batch = transitions(dtype="f8")
 

@@ -1,4 +1,4 @@
-"""A checkpoint is read back bit for bit; a write that fails leaves the one before."""
+"""A checkpoint is read back bit for bit; a write that fails leaves the previous one."""
 
 import os
 import shutil
@@ -19,6 +19,7 @@ from tests.support.models.small_checkpoint import (
     FILES,
     PROGRESS,
     add,
+    contents,
     expected,
     names,
     poke,
@@ -26,7 +27,6 @@ from tests.support.models.small_checkpoint import (
     refusal,
     training,
     weights,
-    whole,
     with_metadata,
     with_tensors,
 )
@@ -62,40 +62,40 @@ def test_what_is_read_is_what_was_written_to_the_bit(tmp_path: Path) -> None:
         "transposed": torch.arange(6.0).reshape(2, 3).T,
     }
     checkpoint.write(tmp_path / "c", original, extra, PROGRESS)
-    found = checkpoint.read(tmp_path / "c")
-    for given, read in ((state, found.weights.tensors), (extra, found.training)):
-        assert given.keys() == read.keys()
-        for name, tensor in given.items():
+    saved = checkpoint.read(tmp_path / "c")
+    for written, read in ((state, saved.weights.tensors), (extra, saved.training)):
+        assert written.keys() == read.keys()
+        for name, tensor in written.items():
             assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape), name
             assert read[name].numpy().tobytes() == tensor.contiguous().numpy().tobytes(), name
-    assert found.weights.config == original.config
-    assert (found.weights.version, found.weights.max_episode_steps) == (7, 40)
-    assert (found.weights.state_size, found.weights.action_size) == (2, 1)
-    assert found.weights.env == "Pendulum-v1"
-    assert found.progress == PROGRESS
-    assert found.path == tmp_path / "c"
-    assert found.weights.digest == original.digest
+    assert saved.weights.config == original.config
+    assert (saved.weights.version, saved.weights.max_episode_steps) == (7, 40)
+    assert (saved.weights.state_size, saved.weights.action_size) == (2, 1)
+    assert saved.weights.env == "Pendulum-v1"
+    assert saved.progress == PROGRESS
+    assert saved.path == tmp_path / "c"
+    assert saved.weights.digest == original.digest
 
 
 def test_the_same_state_is_the_same_bytes(one: Path, tmp_path: Path) -> None:
-    found = checkpoint.read(one)
-    checkpoint.write(tmp_path / "again", found.weights, found.training, found.progress)
+    saved = checkpoint.read(one)
+    checkpoint.write(tmp_path / "again", saved.weights, saved.training, saved.progress)
     for name in FILES:
         assert (one / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     assert names(one) == sorted(FILES)
 
 
-def test_a_model_to_plan_with_has_no_state_of_training(tmp_path: Path) -> None:
+def test_a_checkpoint_that_can_only_plan_has_no_training_state(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "c", weights(), {}, {})
-    found = checkpoint.read(tmp_path / "c")
-    assert (dict(found.training), dict(found.progress)) == ({}, {})
+    saved = checkpoint.read(tmp_path / "c")
+    assert (dict(saved.training), dict(saved.progress)) == ({}, {})
 
 
 def test_a_name_that_is_taken_is_refused(one: Path) -> None:
-    before = whole(checkpoint.read(one))
+    before = contents(checkpoint.read(one))
     with pytest.raises(InputError, match="exists already"):
         checkpoint.write(one, weights(1), training(1), PROGRESS)
-    assert whole(checkpoint.read(one)) == before
+    assert contents(checkpoint.read(one)) == before
 
 
 def test_the_digest_changes_with_every_tensor() -> None:
@@ -123,41 +123,41 @@ def test_a_run_keeps_the_newest_and_names_the_last(tmp_path: Path) -> None:
     for seed in (1, 2, 3, 4):
         path = add(tmp_path, seed, keep=2)
         assert (tmp_path / LATEST).read_text() == f"{path.name}\n" == f"0000000{seed}0\n"
-        assert whole(checkpoint.read(tmp_path)) == expected(seed)
+        assert contents(checkpoint.read(tmp_path)) == expected(seed)
     assert names(tmp_path) == ["000000030", "000000040", LATEST]
 
 
-def test_a_run_a_folder_and_a_checkpoint_are_ways_to_the_same(folder: Path) -> None:
+def test_a_run_a_folder_and_a_path_name_the_same_checkpoint(folder: Path) -> None:
     ways = (folder.parent, folder, folder / "000000020", str(folder))
     assert {checkpoint.read(way).path for way in ways} == {folder / "000000020"}
-    assert whole(checkpoint.read(folder / "000000010")) == expected(1)
-    assert whole(checkpoint.newest(folder)) == expected(2)
+    assert contents(checkpoint.read(folder / "000000010")) == expected(1)
+    assert contents(checkpoint.read_newest(folder)) == expected(2)
 
 
-def test_a_checkpoint_from_before_a_crash_is_written_anew(folder: Path) -> None:
+def test_a_checkpoint_from_before_a_crash_is_written_again(folder: Path) -> None:
     (folder / "000000020" / "left over").touch()
     add(folder, 2)
     assert names(folder / "000000020") == sorted(FILES)
-    assert whole(checkpoint.newest(folder)) == expected(2)
+    assert contents(checkpoint.read_newest(folder)) == expected(2)
 
 
 @pytest.mark.parametrize("content", ["", "..", "/etc", "000000020/..", "twenty", "-1", "\0", "99"])
 def test_a_latest_that_names_no_checkpoint_is_refused(content: str, folder: Path) -> None:
     (folder / LATEST).write_text(content)
     assert str(folder) in refusal(folder)
-    assert whole(checkpoint.newest(folder)) == expected(2)
+    assert contents(checkpoint.read_newest(folder)) == expected(2)
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_path_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("nowhere", "file", "."):
         assert "is not a checkpoint" in refusal(tmp_path / name)
     for name in ("nowhere", "."):
         with pytest.raises(InputError, match="has no checkpoint to go on from"):
-            checkpoint.newest(tmp_path / name)
+            checkpoint.read_newest(tmp_path / name)
 
 
-# What a resumed run goes on from
+# What a resumed run continues from
 
 
 def flip(path: Path) -> None:
@@ -189,24 +189,24 @@ def test_a_resumed_run_passes_over_damage_but_a_named_checkpoint_is_refused(
     name: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     DAMAGE[name](folder / "000000020")
-    found = checkpoint.newest(folder)
-    assert f"passed over path={folder / '000000020'}" in caplog.text
-    assert (found.path, whole(found)) == (folder / "000000010", expected(1))
+    saved = checkpoint.read_newest(folder)
+    assert f"event=checkpoint-passed-over path={folder / '000000020'}" in caplog.text
+    assert (saved.path, contents(saved)) == (folder / "000000010", expected(1))
     for path in (folder / "000000020", folder, folder.parent):
         refusal(path)
     add(folder, 3)  # and the run goes on
-    assert whole(checkpoint.read(folder)) == expected(3)
+    assert contents(checkpoint.read(folder)) == expected(3)
     DAMAGE[name](folder / "000000030")
     for path in folder.glob("0000000[12]0"):
         shutil.rmtree(path)
     with pytest.raises(InputError) as refused:
-        checkpoint.newest(folder)
+        checkpoint.read_newest(folder)
     assert "000000030" in sentence(refused)
 
 
 # Writes that fail or are killed
 
-CALLS: Mapping[str, tuple[object, str, int]] = {  # owner, name, least calls of one checkpoint
+CALLS: Mapping[str, tuple[object, str, int]] = {  # owner, name, minimum of calls for one checkpoint
     "fsync": (os, "fsync", 11),
     "rename": (Path, "rename", 1),
     "replace": (Path, "replace", 1),
@@ -217,11 +217,11 @@ CALLS: Mapping[str, tuple[object, str, int]] = {  # owner, name, least calls of 
 
 @pytest.mark.parametrize("keep", [1, 2])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_write_that_fails_anywhere_leaves_a_whole_checkpoint(
+def test_a_write_that_fails_anywhere_leaves_a_complete_checkpoint(
     name: str, keep: int, folder: Path, tmp_path: Path
 ) -> None:
-    """The k-th call fails, for every k: the new one is whole or absent, and the old one is left."""
-    owner, attribute, least = CALLS[name]
+    """The k-th call fails, for every k: the new one is complete or absent, the old one is left."""
+    owner, attribute, min_calls = CALLS[name]
     real = getattr(owner, attribute)
     failed = 0
     for k in range(1, 60):
@@ -245,26 +245,28 @@ def test_a_write_that_fails_anywhere_leaves_a_whole_checkpoint(
         if calls < k:
             break
         there = 3 if (copy / "000000030").exists() else 2
-        assert whole(checkpoint.newest(copy)) == expected(there)
-        assert whole(checkpoint.read(copy)) in (expected(2), expected(there))
+        assert contents(checkpoint.read_newest(copy)) == expected(there)
+        assert contents(checkpoint.read(copy)) in (expected(2), expected(there))
         add(copy, 3, keep)
-        assert whole(checkpoint.read(copy)) == whole(checkpoint.newest(copy)) == expected(3)
+        assert (
+            contents(checkpoint.read(copy)) == contents(checkpoint.read_newest(copy)) == expected(3)
+        )
         kept = ["000000020", "000000030"][-keep:]
         assert names(copy) == [*kept, LATEST]
-    assert failed >= least
-    assert calls < k, "no write got through"
+    assert failed >= min_calls
+    assert calls < k, "no write succeeded"
 
 
-LASTING = ((os, "fsync"), (Path, "rename"), (Path, "replace"), (shutil, "rmtree"))
-EVERY = (*LASTING, *((os, name) for name in ("mkdir", "open", "unlink", "rmdir")))
+DURABLE = ((os, "fsync"), (Path, "rename"), (Path, "replace"), (shutil, "rmtree"))
+ALL_CALLS = (*DURABLE, *((os, name) for name in ("mkdir", "open", "unlink", "rmdir")))
 
 
 def watched(
     patch: pytest.MonkeyPatch,
     before: Callable[[str, Any], None],
-    calls: Iterable[tuple[object, str]] = LASTING,
+    calls: Iterable[tuple[object, str]] = DURABLE,
 ) -> None:
-    """Call `before` with the name and the subject of each call, of those that make things last."""
+    """Before each call that makes writes durable, pass its name and subject to `before`."""
 
     def watch(owner: object, attribute: str) -> None:
         real = getattr(owner, attribute)
@@ -279,73 +281,75 @@ def watched(
         watch(owner, attribute)
 
 
-def test_a_kill_anywhere_in_a_write_leaves_a_whole_checkpoint(folder: Path, tmp_path: Path) -> None:
-    """What is on disk at each durable step is what a kill there leaves: nothing tidies up."""
-    taken: list[Path] = []
+def test_a_kill_anywhere_in_a_write_leaves_a_complete_checkpoint(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A copy of the disk at each durable step is what a kill there leaves: no handler cleans up."""
+    copies: list[Path] = []
     copy_tree = shutil.copytree
 
     def take(call: str, what: object) -> None:
-        taken.append(tmp_path / f"{len(taken)}" / "checkpoints")
-        copy_tree(folder, taken[-1])
+        copies.append(tmp_path / f"{len(copies)}" / "checkpoints")
+        copy_tree(folder, copies[-1])
 
     with pytest.MonkeyPatch.context() as patch:
         watched(patch, take)
         add(folder, 3, keep=1)
     seen = set()
-    for copy in taken:
+    for copy in copies:
         there = 3 if (copy / "000000030").exists() else 2
         seen.add((there, (copy / ".000000030.partial").exists(), (copy / LATEST).read_text()))
-        assert whole(checkpoint.newest(copy)) == expected(there)
-        assert whole(checkpoint.read(copy)) in (expected(2), expected(there))
+        assert contents(checkpoint.read_newest(copy)) == expected(there)
+        assert contents(checkpoint.read(copy)) in (expected(2), expected(there))
         add(copy, 3, keep=1)
-        assert whole(checkpoint.read(copy)) == expected(3)
+        assert contents(checkpoint.read(copy)) == expected(3)
         assert names(copy) == ["000000030", LATEST]
     assert seen == {
         (2, True, "000000020\n"),
         (3, False, "000000020\n"),
         (3, False, "000000030\n"),
     }
-    assert len(taken) >= 15
+    assert len(copies) >= 15
 
 
-def found_everywhere(folder: Path) -> tuple[object, ...]:
-    """The newest checkpoint, which is the same whichever way is taken to it."""
-    newest = checkpoint.newest(folder)
+def contents_by_every_path(folder: Path) -> tuple[object, ...]:
+    """The newest checkpoint, which is the same by every path to it."""
+    newest = checkpoint.read_newest(folder)
     for path in (folder, folder.parent, newest.path):
-        assert whole(checkpoint.read(path)) == whole(newest)
-    return whole(newest)
+        assert contents(checkpoint.read(path)) == contents(newest)
+    return contents(newest)
 
 
 @pytest.mark.parametrize("following", [10, 30])
-def test_a_kill_anywhere_while_the_only_checkpoint_is_written_anew_leaves_a_whole_one(
+def test_a_kill_anywhere_while_the_only_checkpoint_is_replaced_leaves_a_complete_one(
     following: int, tmp_path: Path
 ) -> None:
-    """Then the run goes on from it, with the same number again or with another one."""
+    """The run then continues from it, with the same number again or with another one."""
     folder = tmp_path / "run" / "checkpoints"
     folder.mkdir(parents=True)
     add(folder, 1)
-    taken: list[Path] = []
-    taking = False
+    copies: list[Path] = []
+    copying = False
 
     def take(call: str, what: object) -> None:
-        nonlocal taking
-        if not taking:
-            taking = True
-            taken.append(tmp_path / f"{len(taken)}" / "checkpoints")
-            shutil.copytree(folder, taken[-1])
-            taking = False
+        nonlocal copying
+        if not copying:
+            copying = True
+            copies.append(tmp_path / f"{len(copies)}" / "checkpoints")
+            shutil.copytree(folder, copies[-1])
+            copying = False
 
     with pytest.MonkeyPatch.context() as patch:
-        watched(patch, take, EVERY)
+        watched(patch, take, ALL_CALLS)
         add(folder, 2, number=10)
-    assert (found_everywhere(folder), names(folder)) == (expected(2), ["000000010", LATEST])
+    assert (contents_by_every_path(folder), names(folder)) == (expected(2), ["000000010", LATEST])
     seen = []
-    for copy in taken:
-        seen.append(found_everywhere(copy))
-        checkpoint.publish(checkpoint.newest(copy).path)  # as a run that is resumed does
-        assert found_everywhere(copy) == seen[-1]
+    for copy in copies:
+        seen.append(contents_by_every_path(copy))
+        checkpoint.publish(checkpoint.read_newest(copy).path)  # as a run that is resumed does
+        assert contents_by_every_path(copy) == seen[-1]
         add(copy, 3, keep=1, number=following)
-        assert found_everywhere(copy) == expected(3)
+        assert contents_by_every_path(copy) == expected(3)
         left = [name for name in names(copy) if name != ".000000010.partial"]
         assert left == [f"{following:09d}", LATEST]
     before = seen.count(expected(1))
@@ -357,7 +361,7 @@ def test_a_kill_anywhere_while_the_only_checkpoint_is_written_anew_leaves_a_whol
 def test_the_only_checkpoint_is_left_by_a_write_under_its_number_that_fails(
     name: str, tmp_path: Path
 ) -> None:
-    owner, attribute, least = CALLS[name]
+    owner, attribute, min_calls = CALLS[name]
     real, calls, k = getattr(owner, attribute), 1, 0
     while calls >= k:
         k, calls = k + 1, 0
@@ -375,15 +379,18 @@ def test_the_only_checkpoint_is_left_by_a_write_under_its_number_that_fails(
         with pytest.MonkeyPatch.context() as patch, suppress(OSError):
             patch.setattr(owner, attribute, failing)
             add(folder, 2, number=10)
-        assert found_everywhere(folder) in (expected(1), expected(2))
+        assert contents_by_every_path(folder) in (expected(1), expected(2))
         add(folder, 3, number=10)
-        assert (found_everywhere(folder), names(folder)) == (expected(3), ["000000010", LATEST])
-    assert k > least
+        assert (contents_by_every_path(folder), names(folder)) == (
+            expected(3),
+            ["000000010", LATEST],
+        )
+    assert k > min_calls
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="open files are told apart by /proc")
-def test_every_byte_lasts_before_its_name_does(folder: Path) -> None:
-    """The order of things that a power cut may not turn around."""
+@pytest.mark.skipif(sys.platform != "linux", reason="the paths of open files are read from /proc")
+def test_every_byte_is_durable_before_its_name_is(folder: Path) -> None:
+    """The order of writes that a power cut must not reverse."""
     calls: list[tuple[str, str]] = []
 
     def note(call: str, what: Any) -> None:

@@ -16,13 +16,13 @@ from m3pc.types import InputError
 from tests.support.models.small_checkpoint import (
     FILES,
     PROGRESS,
+    contents,
     first,
     poke,
     put,
     refusal,
     training,
     weights,
-    whole,
     with_content,
     with_metadata,
     with_tensors,
@@ -45,7 +45,7 @@ def bit_flips(path: Path, count: int) -> list[tuple[int, int]]:
 )
 def test_no_flipped_bit_is_ever_read_as_something_else(name: str, one: Path) -> None:
     """Refused, or without any effect: 264 flips a file."""
-    before, path = whole(checkpoint.read(one)), one / name
+    before, path = contents(checkpoint.read(one)), one / name
     good = path.read_bytes()
     unseen, other = 0, []
     for place, bit in bit_flips(path, 200):
@@ -53,18 +53,18 @@ def test_no_flipped_bit_is_ever_read_as_something_else(name: str, one: Path) -> 
         bad[place] ^= 1 << bit
         path.write_bytes(bad)
         try:
-            found = whole(checkpoint.read(one))
+            damaged = contents(checkpoint.read(one))
         except InputError as error:
             assert "\n" not in str(error)
         except Exception as error:
             other.append((place, bit, repr(error)))
         else:
             unseen += 1
-            if found != before:
+            if damaged != before:
                 other.append((place, bit, good[place - 20 : place + 20].decode()))
     path.write_bytes(good)
     assert other == []
-    assert whole(checkpoint.read(one)) == before
+    assert contents(checkpoint.read(one)) == before
     assert name == METADATA or unseen == 0
 
 
@@ -121,10 +121,10 @@ def test_files_that_changed_places_are_refused(one: Path, tmp_path: Path) -> Non
 
 def test_hashes_that_are_made_to_fit_are_accepted(one: Path) -> None:
     """So what is refused below is refused for its own sake."""
-    before = whole(checkpoint.read(one))
+    before = contents(checkpoint.read(one))
     with_tensors(one, lambda tensors: None)
     with_metadata(one, lambda tree: None)
-    assert whole(checkpoint.read(one)) == before
+    assert contents(checkpoint.read(one)) == before
 
 
 LIES: dict[str, tuple[str, object, str]] = {
@@ -159,7 +159,7 @@ LIES: dict[str, tuple[str, object, str]] = {
     "bad value": ("config/planner/lam", 7, "planner.lam: Input should be less than"),
     "NaN value": ("config/planner/lam", float("nan"), "planner.lam"),
     "text value": ("config/model/width", "8", "model.width: Input should be a valid integer"),
-    "conflict": ("config/model/heads", 3, "which model.heads = 3 does not divide"),
+    "conflict": ("config/model/heads", 3, "not a multiple of model.heads = 3"),
     "other width": ("config/model/width", 16, "expected float32"),
     "huge model": ("config/model/width", 16384, "expected float32"),
     "more layers": ("config/model/encoder_layers", 2, "weights lack"),
@@ -171,9 +171,9 @@ LIES: dict[str, tuple[str, object, str]] = {
 def test_metadata_that_lie_are_refused(name: str, one: Path) -> None:
     field, value, words = LIES[name]
     with_metadata(one, put(field, value))
-    found = refusal(one)
-    assert words in found
-    assert str(one) in found
+    message = refusal(one)
+    assert words in message
+    assert str(one) in message
 
 
 @pytest.mark.parametrize("name", [f"files/{WEIGHTS}", f"files/{TRAINING}", "env"])
@@ -231,9 +231,9 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
 def test_tensors_that_fit_no_model_are_refused(name: str, one: Path) -> None:
     change, words = HOSTILE[name]
     with_tensors(one, change)
-    found = refusal(one)
-    assert words in found
-    assert str(one) in found
+    message = refusal(one)
+    assert words in message
+    assert str(one) in message
 
 
 def header(text: str, body: bytes = b"") -> bytes:
@@ -294,7 +294,7 @@ def test_what_is_no_metadata_is_refused(content: bytes, one: Path) -> None:
 
 
 def test_metadata_larger_than_any_of_ours_are_not_read(one: Path) -> None:
-    with_metadata(one, put("progress/note", "x" * checkpoint.LARGEST_METADATA))
+    with_metadata(one, put("progress/note", "x" * checkpoint.MAX_METADATA))
     assert METADATA in refusal(one)
     with (one / METADATA).open("r+b") as file:
         file.truncate(1 << 40)  # a hole: takes no room on disk, and would not fit in memory

@@ -20,9 +20,9 @@ from m3pc.model.masks import (
     STATES,
     Mask,
     TokenIndex,
-    draw,
-    only,
-    places,
+    draw_mask,
+    token_indices,
+    token_mask,
     visible,
 )
 
@@ -58,7 +58,7 @@ def masks_config(**changes: object) -> MasksConfig:
 def drawn(config: MasksConfig, count: int, *, seed: int = 0, length: int = T) -> NDArray[np.bool_]:
     """[count, modality, T]"""
     rng = np.random.default_rng(seed)
-    return np.stack([draw(config, length, rng) for _ in range(count)])
+    return np.stack([draw_mask(config, length, rng) for _ in range(count)])
 
 
 @cache
@@ -95,10 +95,10 @@ def test_the_steady_state_shows_as_many_tokens_as_the_authors_planner(
     pattern: str, tokens: int
 ) -> None:
     now = Config().context
-    assert len(places(visible(pattern, now=now, length=T))) == tokens
+    assert len(token_indices(visible(pattern, now=now, length=T))) == tokens
 
 
-def test_a_pattern_cannot_be_changed_by_who_asked_for_it() -> None:
+def test_a_pattern_is_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         visible("policy", now=4, length=T)[STATES, 0] = False
 
@@ -106,24 +106,24 @@ def test_a_pattern_cannot_be_changed_by_who_asked_for_it() -> None:
 # Masks by name
 
 
-def test_only_shows_the_steps_that_were_named() -> None:
-    mask = only(5, {RETURNS: [4], STATES: range(1, 3)})
+def test_a_token_mask_shows_the_steps_that_were_named() -> None:
+    mask = token_mask(5, {RETURNS: [4], STATES: range(1, 3)})
     assert picture(mask) == ".##.. ..... ..... ....#"
-    assert picture(only(3, {})) == "... ... ... ..."
-    assert picture(only(3, {ACTIONS: [], REWARDS: [0, 2]})) == "... ... #.# ..."
+    assert picture(token_mask(3, {})) == "... ... ... ..."
+    assert picture(token_mask(3, {ACTIONS: [], REWARDS: [0, 2]})) == "... ... #.# ..."
 
 
-def test_places_lists_modality_by_modality_and_step_by_step() -> None:
-    mask = only(4, {REWARDS: [0], STATES: [3, 1], RETURNS: [2]})
-    found = places(mask)
-    assert found == [
+def test_token_indices_are_ordered_by_modality_and_then_by_step() -> None:
+    mask = token_mask(4, {REWARDS: [0], STATES: [3, 1], RETURNS: [2]})
+    tokens = token_indices(mask)
+    assert tokens == [
         TokenIndex(STATES, 1),
         TokenIndex(STATES, 3),
         TokenIndex(REWARDS, 0),
         TokenIndex(RETURNS, 2),
     ]
-    assert {type(number) for place in found for number in place} == {int}
-    assert places(only(4, {})) == []
+    assert {type(number) for token in tokens for number in token} == {int}
+    assert token_indices(token_mask(4, {})) == []
 
 
 # Random masks: what the specification derives of the authors' rule (section 2.3).
@@ -169,16 +169,16 @@ def test_a_keep_ratio_is_rounded_down_to_steps(ratio: float, count: int) -> None
 def test_every_modality_draws_its_own_ratio() -> None:
     """Of masks that keep 8 or 1: cut at the last step, all states are there; half the returns."""
     masks = drawn(masks_config(keep_ratios=(0.125, 1.0), pivot__states=0), 600)
-    whole = masks[masks[:, STATES].all(axis=1)]
-    assert len(whole) > 20
-    seen = whole[:, RETURNS].sum(axis=1)
+    complete = masks[masks[:, STATES].all(axis=1)]
+    assert len(complete) > 20
+    seen = complete[:, RETURNS].sum(axis=1)
     assert (seen <= 1).mean() == pytest.approx(0.5, abs=0.2)
     assert (seen >= 7).mean() == pytest.approx(0.5, abs=0.2)
 
 
 def cut_at(step: int, pivot: int) -> Mask:
     """What a cut leaves: before the pivot in the cut's order up to `step`, from it on less."""
-    return only(T, {m: range(step + (rank < pivot)) for rank, m in enumerate(CUT_ORDER)})
+    return token_mask(T, {m: range(step + (rank < pivot)) for rank, m in enumerate(CUT_ORDER)})
 
 
 def explains(cut: Mask, mask: Mask) -> bool:
@@ -194,14 +194,14 @@ def test_every_random_mask_is_explained_by_a_cut() -> None:
     cuts = [cut_at(step, pivot) for step, pivot in product(range(T), range(4))]
     for mask in random_masks()[:2_000]:
         assert any(explains(cut, mask) for cut in cuts), picture(mask)
-    impossible = only(T, {STATES: range(3), ACTIONS: [7]})
+    impossible = token_mask(T, {STATES: range(3), ACTIONS: [7]})
     assert not any(explains(cut, impossible) for cut in cuts)
 
 
-def test_whole_modalities_are_cut_in_their_order_at_every_step() -> None:
+def test_complete_modalities_are_cut_in_their_order_at_every_step() -> None:
     """With nothing hidden before the cut, a mask is its cut; pivots come by their weights."""
     masks = drawn(masks_config(keep_ratios=(1.0,)), 2_000)
-    found = [picture(mask) for mask in masks]
+    pictures = [picture(mask) for mask in masks]
     weights = {0: 0.2, 1: 0.1, 2: 0.6, 3: 0.1}
     expected: dict[str, float] = {}
     for step, (pivot, weight) in product(range(T), weights.items()):
@@ -209,9 +209,9 @@ def test_whole_modalities_are_cut_in_their_order_at_every_step() -> None:
         if cut[ACTIONS].all():
             cut[ACTIONS, -1] = False  # one action stays to be predicted
         expected[picture(cut)] = expected.get(picture(cut), 0) + weight / T
-    assert set(found) == set(expected)
+    assert set(pictures) == set(expected)
     for text, share in expected.items():
-        assert found.count(text) / len(found) == pytest.approx(share, abs=0.02), text
+        assert pictures.count(text) / len(pictures) == pytest.approx(share, abs=0.02), text
 
 
 def test_pivot_weights_are_relative() -> None:
@@ -233,8 +233,8 @@ def test_a_random_mask_hides_an_action() -> None:
         keep_ratios=(1.0,), pivot={"states": 0.0, "returns": 0.0, "actions": 0.0, "rewards": 1.0}
     )
     masks = drawn(late, 200)
-    whole = masks[masks[:, STATES].all(axis=1)]
-    assert {picture(mask[[ACTIONS]]) for mask in whole} == {"#######."}
+    complete = masks[masks[:, STATES].all(axis=1)]
+    assert {picture(mask[[ACTIONS]]) for mask in complete} == {"#######."}
 
 
 @pytest.mark.parametrize("length", [2, 5, 13])
@@ -251,11 +251,11 @@ def test_random_masks_fit_windows_of_other_lengths(length: int) -> None:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_pattern_of_the_mixture_comes_at_every_step(pattern: str) -> None:
     mixture = {name: float(name == pattern) for name in ("random", *PATTERNS)}
-    found = [picture(mask) for mask in drawn(masks_config(mixture=mixture), 400)]
+    pictures = [picture(mask) for mask in drawn(masks_config(mixture=mixture), 400)]
     expected = [picture(visible(pattern, now=now, length=T)) for now in range(T)]
-    assert set(found) == set(expected)
+    assert set(pictures) == set(expected)
     for text in expected:
-        assert found.count(text) / 400 == pytest.approx(1 / T, abs=0.06)
+        assert pictures.count(text) / 400 == pytest.approx(1 / T, abs=0.06)
 
 
 def test_kinds_come_by_their_relative_weights() -> None:
@@ -276,7 +276,7 @@ def test_changing_a_mask_does_not_change_the_next_one() -> None:
     before = drawn(config, 60)
     rng = np.random.default_rng(0)
     for expected in before:
-        mask = draw(config, T, rng)
+        mask = draw_mask(config, T, rng)
         np.testing.assert_array_equal(mask, expected)
         if mask.flags.writeable:
             mask[:] = ~mask

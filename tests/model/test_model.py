@@ -1,4 +1,4 @@
-"""The trajectory model: its size, its answers against the dense reference, what reaches them."""
+"""The trajectory model: its size, its predictions against the dense reference, their inputs."""
 
 import math
 
@@ -11,7 +11,8 @@ from benchmarks import reference
 from m3pc.config.overrides import replace
 from m3pc.config.presets import PRESETS
 from m3pc.config.schema import Config
-from m3pc.model.btm import LinearActionHead, Prediction, TrajectoryModel, TransformerLayer
+from m3pc.model.btm import Prediction, TrajectoryModel, decode_plan
+from m3pc.model.layers import LinearActionHead, TransformerLayer
 from m3pc.model.masks import (
     ACTIONS,
     MODALITIES,
@@ -20,9 +21,9 @@ from m3pc.model.masks import (
     REWARDS,
     STATES,
     Mask,
-    draw,
-    only,
-    places,
+    draw_mask,
+    token_indices,
+    token_mask,
     visible,
 )
 from m3pc.model.normalisation import Tokens
@@ -32,7 +33,7 @@ from tests.support.models.small_weights import tiny_config, tiny_weights
 
 T = 8
 FIELDS = ("states", "rewards", "returns", "mu", "log_sigma")
-EMPTY, FULL = only(T, {}), only(T, {modality: range(T) for modality in range(4)})
+EMPTY, FULL = token_mask(T, {}), token_mask(T, {modality: range(T) for modality in range(4)})
 SHAPES: dict[str, dict[str, object]] = {
     "linear, 2 + 1 layers": {},
     "linear, 1 + 2 layers": {"model__encoder_layers": 1, "model__decoder_layers": 2},
@@ -40,7 +41,7 @@ SHAPES: dict[str, dict[str, object]] = {
     "two-layer, 1 + 1 layers": {"model__action_head": "two-layer", "model__encoder_layers": 1},
     "two-layer, 2 + 2 layers": {"model__action_head": "two-layer", "model__decoder_layers": 2},
     "states from a line": {"model__state_head": "from-line"},
-    "changes told": {"model__state_tokens": "with-change", "model__state_head": "from-line"},
+    "states with changes": {"model__state_tokens": "with-change", "model__state_head": "from-line"},
     "one head, other scales": {
         "model__heads": 1,
         "model__expansion": 2,
@@ -52,9 +53,9 @@ SHAPES: dict[str, dict[str, object]] = {
 
 
 def random_masks(count: int, *, seed: int = 0) -> list[Mask]:
-    """Masks as they are trained on, and masks without any order."""
+    """Masks for training, and masks of independent tokens."""
     rng = np.random.default_rng(seed)
-    trained = [draw(PRESETS["paper"].masks, T, rng) for _ in range(count)]
+    trained = [draw_mask(PRESETS["paper"].masks, T, rng) for _ in range(count)]
     return trained + [rng.random((4, T)) < rng.random() for _ in range(count)]
 
 
@@ -70,7 +71,7 @@ def random_tokens(batch: int = 3, *, seed: int = 0) -> Tokens:
 
 
 def changed(tokens: Tokens, mask: Mask, number: float) -> Tokens:
-    """Another number in every place that a mask shows."""
+    """Another number in every token of a mask."""
     return Tokens(
         *(
             torch.where(torch.tensor(row)[:, None], number, part)
@@ -84,13 +85,13 @@ def tiny_model(**changes: object) -> TrajectoryModel:
 
 
 def fields(prediction: Prediction) -> dict[str, Tensor]:
-    """What was read."""
-    found = {name: getattr(prediction, name) for name in FIELDS}
-    return {name: x for name, x in found.items() if x is not None}
+    """The fields of which some steps were read."""
+    tensors = {name: getattr(prediction, name) for name in FIELDS}
+    return {name: x for name, x in tensors.items() if x.shape[1]}
 
 
 def differences(one: Prediction, other: Prediction) -> dict[str, float]:
-    """Largest one in each field."""
+    """The largest difference in each field."""
     left, right = fields(one), fields(other)
     assert left.keys() == right.keys()
     return {name: (left[name] - right[name]).abs().max().item() for name in left}
@@ -138,11 +139,11 @@ def test_every_block_has_its_share_of_parameters() -> None:
     }
     heads = {"parity": 3_078, "paper": 1_024 + 262_656 + 3_078}  # LayerNorm, Linear, Linear
     for preset, model in models.items():
-        found = dict.fromkeys(blocks, 0)
+        counts = dict.fromkeys(blocks, 0)
         for name, parameter in model.named_parameters():
             (block,) = (block for block in blocks if name.startswith(block))
-            found[block] += parameter.numel()
-        assert found == blocks | {"heads.actions.": heads[preset]}
+            counts[block] += parameter.numel()
+        assert counts == blocks | {"heads.actions.": heads[preset]}
 
 
 def test_positions_are_sines_then_cosines_of_the_step() -> None:
@@ -153,10 +154,10 @@ def test_positions_are_sines_then_cosines_of_the_step() -> None:
     torch.testing.assert_close(model.positions, 0.5 * torch.tensor(rows))
 
 
-def test_what_starts_at_0_and_what_does_not() -> None:
+def test_modality_vectors_start_at_0_and_the_action_head_orthogonal() -> None:
     model = TrajectoryModel(tiny_config().model, STATE_SIZE, ACTION_SIZE)
-    for start in (model.encoder_modalities, model.decoder_modalities, model.mask_tokens):
-        assert not start.any()
+    for parameter in (model.encoder_modalities, model.decoder_modalities, model.mask_tokens):
+        assert not parameter.any()
     head = model.heads["actions"]
     assert isinstance(head, LinearActionHead)
     for part in (head.mu, head.log_sigma):
@@ -164,34 +165,34 @@ def test_what_starts_at_0_and_what_does_not() -> None:
         assert not part.bias.any()
 
 
-# Answers
+# Predictions
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
-def test_answers_are_those_of_the_dense_reference(shape: str) -> None:
+def test_predictions_are_those_of_the_dense_reference(shape: str) -> None:
     config = tiny_config("small", **SHAPES[shape])
     weights = tiny_weights(config)
     model, tokens = weights.model(), random_tokens()
     named = dict(zip(MODALITIES, tokens, strict=True))
     for mask in all_masks():
-        found = model(tokens, mask)
+        prediction = model(tokens, mask)
         expected = reference.network(model.state_dict(), config.model, named, torch.tensor(mask))
         for name in FIELDS:
-            one, other = getattr(found, name), getattr(expected, name)
+            one, other = getattr(prediction, name), getattr(expected, name)
             assert one.shape == other.shape
-            assert (one - other).abs().max().item() <= 1e-5, (name, places(mask))
+            assert (one - other).abs().max().item() <= 1e-5, (name, token_indices(mask))
 
 
 @torch.inference_mode()
-def test_hidden_numbers_do_not_change_a_bit_of_any_answer() -> None:
+def test_hidden_numbers_do_not_change_a_bit_of_any_prediction() -> None:
     model, tokens = tiny_model(), random_tokens()
     for mask in all_masks():
         expected = fields(model(tokens, mask))
         for number in (math.nan, 0.0, -1e30):
-            found = fields(model(changed(tokens, ~mask, number), mask))
+            other = fields(model(changed(tokens, ~mask, number), mask))
             for name in FIELDS:
-                assert torch.equal(found[name], expected[name]), (name, number, places(mask))
+                assert torch.equal(other[name], expected[name]), (name, number, token_indices(mask))
 
 
 @torch.inference_mode()
@@ -199,43 +200,42 @@ def test_every_visible_token_reaches_every_field() -> None:
     model, tokens = tiny_model(), random_tokens()
     for mask in (FULL, visible("policy", now=4, length=T), *random_masks(2)):
         before = model(tokens, mask)
-        for modality, step in places(mask):
-            one = only(T, {modality: [step]})
+        for modality, step in token_indices(mask):
+            one = token_mask(T, {modality: [step]})
             after = model(changed(tokens, one, 2.0), mask)
             assert min(differences(before, after).values()) > 1e-5, (modality, step)
 
 
 @torch.inference_mode()
-def test_a_model_that_sees_nothing_gives_every_row_the_same_finite_answer() -> None:
-    found = fields(tiny_model()(random_tokens(), EMPTY))
-    for answer in found.values():
-        assert answer.isfinite().all()
-        assert torch.equal(answer[0], answer[1])
+def test_a_model_that_sees_nothing_predicts_the_same_finite_numbers_for_every_row() -> None:
+    for numbers in fields(tiny_model()(random_tokens(), EMPTY)).values():
+        assert numbers.isfinite().all()
+        assert torch.equal(numbers[0], numbers[1])
 
 
 @pytest.mark.parametrize("shape", ["linear, 2 + 1 layers", "two-layer, 2 + 2 layers"])
 @torch.inference_mode()
 def test_reading_some_tokens_gives_what_reading_all_gives(shape: str) -> None:
     model, tokens = tiny_model(**SHAPES[shape]), random_tokens()
-    wanted = [
-        only(T, {STATES: [5]}),
-        only(T, {ACTIONS: [0, 3, 7]}),
-        only(T, {STATES: [1, 2, 6], REWARDS: [0], RETURNS: range(4, 8)}),
+    reads = [
+        token_mask(T, {STATES: [5]}),
+        token_mask(T, {ACTIONS: [0, 3, 7]}),
+        token_mask(T, {STATES: [1, 2, 6], REWARDS: [0], RETURNS: range(4, 8)}),
         *random_masks(2, seed=1)[2:],
     ]
     patterns = [visible(name, now=4, length=T) for name in ("policy", "dynamics")]
     for mask in (EMPTY, FULL, *patterns, *random_masks(3)):
-        whole = fields(model(tokens, mask))
-        for read in (*wanted, mask, ~mask):
+        everything = fields(model(tokens, mask))
+        for read in (*reads, mask, ~mask):
             if not read.any():
                 continue
             steps = {name: read[row] for row, name in enumerate(MODALITIES)}
             steps |= {"mu": steps["actions"], "log_sigma": steps.pop("actions")}
-            found = fields(model(tokens, mask, read))
-            assert set(found) == {name for name in FIELDS if steps[name].any()}
-            for name, answer in found.items():
-                expected = whole[name][:, torch.tensor(steps[name])]
-                torch.testing.assert_close(answer, expected, rtol=1e-6, atol=2e-6)
+            some = fields(model(tokens, mask, read))
+            assert set(some) == {name for name in FIELDS if steps[name].any()}
+            for name, numbers in some.items():
+                expected = everything[name][:, torch.tensor(steps[name])]
+                torch.testing.assert_close(numbers, expected, rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -247,27 +247,28 @@ def test_shared_tokens_are_encoded_as_if_every_row_had_its_own(layers: int, grou
     own = torch.randn(6, 3, 16, generator=rng)
     shared = torch.randn(groups, 4, 16, generator=rng)
     copied = shared.repeat_interleave(6 // groups, dim=0)
-    found = model.encode(own, shared)
-    torch.testing.assert_close(found, model.encode(torch.cat([copied, own], dim=1)))
-    assert found.shape == (6, 7, 16)
+    encoded = model.encode(own, shared)
+    torch.testing.assert_close(encoded, model.encode(torch.cat([copied, own], dim=1)))
+    assert encoded.shape == (6, 7, 16)
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 @torch.inference_mode()
-def test_decoding_takes_the_given_places_in_any_order(layers: int) -> None:
+def test_decoding_takes_tokens_in_any_order(layers: int) -> None:
     model = tiny_model(model__decoder_layers=layers, model__state_head="from-line")
     rng = np.random.default_rng(0)
-    read = tuple(places(only(T, {STATES: [0, 5], ACTIONS: [2, 3], RETURNS: range(T)})))
+    read = token_indices(token_mask(T, {STATES: [0, 5], ACTIONS: [2, 3], RETURNS: range(T)}))
     for mask in (visible("dynamics", now=4, length=T), FULL, *random_masks(3)):
-        given = places(mask)
-        memory = torch.randn(3, len(given), 16, generator=torch.Generator().manual_seed(1))
-        seen = random_tokens().states[:, torch.tensor(mask[STATES])]
-        expected = model.decode(memory, tuple(given), read, seen)
+        given = token_indices(mask)
+        encoded = torch.randn(3, len(given), 16, generator=torch.Generator().manual_seed(1))
+        states = random_tokens().states[:, torch.tensor(mask[STATES])]
+        expected = model.decode(encoded, decode_plan(tuple(given), tuple(read), T), states)
         for _ in range(3):
             order = rng.permutation(len(given)).tolist()
+            shuffled = tuple(given[i] for i in order)
             reread = tuple(read[i] for i in rng.permutation(len(read)))
-            found = model.decode(memory[:, order], tuple(given[i] for i in order), reread, seen)
-            assert max(differences(found, expected).values()) <= 3e-6
+            prediction = model.decode(encoded[:, order], decode_plan(shuffled, reread, T), states)
+            assert max(differences(prediction, expected).values()) <= 3e-6
 
 
 @torch.inference_mode()
@@ -297,7 +298,7 @@ def test_dropout_acts_in_training_only() -> None:
 
 
 @torch.inference_mode()
-def test_a_model_without_dropout_answers_in_training_as_ever() -> None:
+def test_a_model_without_dropout_predicts_the_same_in_training() -> None:
     model, tokens = tiny_model(model__dropout=0.0), random_tokens()
     mask = visible("dynamics", now=4, length=T)
     quiet = model(tokens, mask)
@@ -306,37 +307,40 @@ def test_a_model_without_dropout_answers_in_training_as_ever() -> None:
 
 
 @torch.no_grad()
-def added(**numbers: float) -> Tensor:
-    """What a layer of zeros but for some parameters adds to its tokens in training, at 1/2."""
+def residual(**numbers: float) -> Tensor:
+    """What a layer adds to its tokens in training, with dropout 1/2 and all parameters 0 except
+    those given."""
     torch.manual_seed(0)
     layer = TransformerLayer(4, 1, 2, 0.5).train()
     for name in ("qkv", "out", "expand", "contract"):
         for part in ("weight", "bias"):
             layer.get_parameter(f"{name}.{part}").fill_(numbers.get(f"{name}_{part}", 0.0))
     tokens = torch.zeros(2_000, 4, 4)
-    found: Tensor = layer(tokens) - tokens
-    return found.flatten()
+    added: Tensor = layer(tokens) - tokens
+    return added.flatten()
 
 
 def test_dropout_is_on_both_residuals() -> None:
     """Two ones are added, each of them dropped or doubled."""
-    found = added(out_bias=1.0, contract_bias=1.0)
-    assert set(found.tolist()) == {0, 2, 4}
-    assert (found == 2).float().mean().item() == pytest.approx(0.5, abs=0.02)
-    assert set(added(out_bias=1.0).tolist()) == set(added(contract_bias=1.0).tolist()) == {0, 2}
+    added = residual(out_bias=1.0, contract_bias=1.0)
+    assert set(added.tolist()) == {0, 2, 4}
+    assert (added == 2).float().mean().item() == pytest.approx(0.5, abs=0.02)
+    assert (
+        set(residual(out_bias=1.0).tolist()) == set(residual(contract_bias=1.0).tolist()) == {0, 2}
+    )
 
 
 def test_dropout_is_on_the_feed_forward_part() -> None:
     """Of eight inner ones any number is dropped; gelu(1) = 0.8413, twice doubled."""
-    found = added(expand_bias=1.0, contract_weight=1 / 8)
-    counts = found / (4 * 0.8413447 / 8)
+    added = residual(expand_bias=1.0, contract_weight=1 / 8)
+    counts = added / (4 * 0.8413447 / 8)
     assert set(counts.round().tolist()) == set(range(9))
     assert (counts - counts.round()).abs().max() < 1e-4
-    assert found.mean().item() == pytest.approx(0.8413, abs=0.02)
+    assert added.mean().item() == pytest.approx(0.8413, abs=0.02)
 
 
 def test_dropout_is_on_attention() -> None:
     """Four tokens of value 4, seen alike: any number of them is dropped."""
-    found = added(qkv_bias=1.0, out_weight=1.0)
-    assert set(found.tolist()) == {0, 4, 8, 12, 16}
-    assert found.mean().item() == pytest.approx(4, abs=0.1)
+    added = residual(qkv_bias=1.0, out_weight=1.0)
+    assert set(added.tolist()) == {0, 4, 8, 12, 16}
+    assert added.mean().item() == pytest.approx(4, abs=0.1)

@@ -13,7 +13,7 @@ from benchmarks import reference
 from benchmarks.reference import (
     MODALITIES,
     Critic,
-    Guide,
+    Guidance,
     Moments,
     backward,
     choose,
@@ -56,11 +56,11 @@ def twin_critic(weights: Mapping[str, Tensor], moments: Moments) -> Critic:
             x = x if layer == 4 else x.relu()
         return x[:, 0]
 
-    def least(states: Tensor, actions: Tensor) -> Tensor:
+    def min_q(states: Tensor, actions: Tensor) -> Tensor:
         x = torch.cat([(states - mean) / std, actions], dim=1)
         return torch.minimum(value("q1", x), value("q2", x))
 
-    return least
+    return min_q
 
 
 @cache
@@ -117,13 +117,13 @@ def test_masks_are_those_that_the_authors_asked_with(name: str) -> None:
 
 def test_positions_are_those_of_the_authors_checkpoint() -> None:
     recorded = golden().state["pos_embed"][0, :, 0]  # [T, D], scaled
-    scaled = PRESETS["parity"].model.position_scale * reference._positions(*recorded.shape)
+    scaled = PRESETS["parity"].model.position_scale * reference.position_waves(*recorded.shape)
     torch.testing.assert_close(scaled.float(), recorded, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("guide", ["m", "q"])
 @pytest.mark.parametrize("now", [0, 2, 4])
-def test_plans_are_scored_and_blended_as_the_authors_did(now: int, guide: Guide) -> None:
+def test_plans_are_scored_and_blended_as_the_authors_did(now: int, guide: Guidance) -> None:
     recorded = golden()
     theirs = f"plan{now}_{'rtg' if guide == 'm' else 'q'}"
     utilities, weights, action, xi = (

@@ -10,7 +10,7 @@ from benchmarks import reference
 from benchmarks.reference import (
     MODALITIES,
     Critic,
-    Guide,
+    Guidance,
     Outputs,
     backward,
     choose,
@@ -44,17 +44,17 @@ PLAIN = {name: (torch.zeros(1), torch.ones(1)) for name in MODALITIES}  # normal
 def shapes(width: int) -> dict[str, tuple[int, ...]]:
     """Weight of each linear layer and norm; their biases have the first of the sizes."""
     square, row = (width, width), (width,)
-    found: dict[str, tuple[int, ...]] = {"encoder_norm": row, "decoder_norm": row}
+    sizes: dict[str, tuple[int, ...]] = {"encoder_norm": row, "decoder_norm": row}
     for name, size in SIZES.items():
         out = 2 * size if name == "actions" else size
-        found |= {f"embed.{name}": (width, size), f"decoder_embed.{name}": square}
-        found |= {f"heads.{name}.0": row, f"heads.{name}.1": square}
-        found |= {f"heads.{name}.3": (out, width)}
+        sizes |= {f"embed.{name}": (width, size), f"decoder_embed.{name}": square}
+        sizes |= {f"heads.{name}.0": row, f"heads.{name}.1": square}
+        sizes |= {f"heads.{name}.3": (out, width)}
     for layer in ("encoder.0", "encoder.1", "decoder.0"):
-        found |= {f"{layer}.norm1": row, f"{layer}.norm2": row}
-        found |= {f"{layer}.qkv": (3 * width, width), f"{layer}.out": square}
-        found |= {f"{layer}.expand": (4 * width, width), f"{layer}.contract": (width, 4 * width)}
-    return found
+        sizes |= {f"{layer}.norm1": row, f"{layer}.norm2": row}
+        sizes |= {f"{layer}.qkv": (3 * width, width), f"{layer}.out": square}
+        sizes |= {f"{layer}.expand": (4 * width, width), f"{layer}.contract": (width, 4 * width)}
+    return sizes
 
 
 def random_state() -> dict[str, Tensor]:
@@ -86,9 +86,7 @@ def test_layers_are_the_pre_norm_layers_of_torch() -> None:
         nn.init.normal_(parameter)
     state = renamed({f"encoder.{name}": value for name, value in stack.state_dict().items()})
     tokens = torch.randn(3, 5, 8)
-    torch.testing.assert_close(
-        reference._transformer(state, "encoder", 2, 2, tokens), stack(tokens)
-    )
+    torch.testing.assert_close(reference.transformer(state, "encoder", 2, 2, tokens), stack(tokens))
 
 
 def test_hidden_inputs_do_not_reach_the_answer() -> None:
@@ -140,8 +138,8 @@ def test_utility_matches_the_worked_examples(
     rewards: list[float], values: list[float], start: int, expected: float
 ) -> None:
     rows = torch.tensor([[rewards], [values]], dtype=torch.float64)
-    found = utility(rows[0], rows[1], discount=0.99, lam=0.6, start=start)
-    assert found.tolist() == pytest.approx([expected], abs=5e-9)
+    utilities = utility(rows[0], rows[1], discount=0.99, lam=0.6, start=start)
+    assert utilities.tolist() == pytest.approx([expected], abs=5e-9)
 
 
 @pytest.mark.parametrize(("lam", "expected"), [(0, 5), (1, 1 + 2 + 3 + 8)])
@@ -153,7 +151,7 @@ def test_lambda_0_trusts_the_first_value_and_1_the_rewards(lam: float, expected:
 def test_candidates_are_squashed_draws_around_mu() -> None:
     mu, log_sigma = torch.tensor([[0.5]]), torch.tensor([[2.0]]).log()
     noise = torch.tensor([0.0, 1.0, -1.0])[:, None, None]
-    candidates = propose(mu, log_sigma, noise, spread=0.25)
+    candidates = propose(mu, log_sigma, noise, noise_scale=0.25)
     torch.testing.assert_close(candidates.flatten(), torch.tensor([0.5, 1.0, 0.0]).tanh())
 
 
@@ -170,7 +168,7 @@ class FixedCritic:
 
 
 def scored(
-    config: Config, guide: Guide, critic: Critic, *, reward: float, ret: float, step: int = 0
+    config: Config, guide: Guidance, critic: Critic, *, reward: float, ret: float, step: int = 0
 ) -> list[float]:
     """Two candidates at now = 2, H = 10, under a network that predicts the same everywhere."""
     inputs, candidates = random_inputs(), torch.zeros(2, WINDOW - 2, SIZES["actions"])
@@ -194,13 +192,13 @@ def scored(
 def test_predicted_returns_are_brought_to_the_scale_of_sums(
     changes: Mapping[str, object], ret: float, expected: float
 ) -> None:
-    found = scored(small(changes), "m", FixedCritic(0), reward=1, ret=ret, step=7)
-    assert found == pytest.approx([expected] * 2)
+    utilities = scored(small(changes), "m", FixedCritic(0), reward=1, ret=ret, step=7)
+    assert utilities == pytest.approx([expected] * 2)
 
 
 def test_no_reward_remains_after_the_step_limit() -> None:
-    found = scored(small({"planner.lam": 0.0}), "m", FixedCritic(0), reward=1, ret=5, step=12)
-    assert found == [0, 0]
+    utilities = scored(small({"planner.lam": 0.0}), "m", FixedCritic(0), reward=1, ret=5, step=12)
+    assert utilities == [0, 0]
 
 
 def test_critic_values_every_imagined_step() -> None:
@@ -213,7 +211,7 @@ def test_critic_values_every_imagined_step() -> None:
 @pytest.mark.parametrize("guide", ["q", "q0"])
 @pytest.mark.parametrize("state_now", ["observed", "reconstructed"])
 def test_critic_is_asked_about_the_current_state_as_configured(
-    state_now: str, guide: Guide
+    state_now: str, guide: Guidance
 ) -> None:
     inputs, critic = random_inputs(), FixedCritic(10)
     inputs["actions"][:, 2:] = 0  # the candidates of `scored`
@@ -233,7 +231,7 @@ ACTIONS = torch.tensor([[1.0], [-1.0]])
 
 
 @pytest.mark.parametrize(("guide", "better"), [("m", 0.75), ("q", 0.9), ("q0", 0.9)])
-def test_each_guide_has_its_own_temperature(guide: Guide, better: float) -> None:
+def test_each_guide_has_its_own_temperature(guide: Guidance, better: float) -> None:
     xi = {"planner.m.inverse_temperature": 1.0, "planner.q.inverse_temperature": 2.0}
     weights, action = choose(small(xi), guide, torch.tensor([3.0, 1.0]).log(), ACTIONS)
     assert weights.tolist() == pytest.approx([better, 1 - better])
@@ -306,7 +304,7 @@ def test_one_mask_baseline_heeds_what_its_mask_shows(
 def test_the_observed_past_stays_unless_fill_is_as_released() -> None:
     picture = {"between": "...##.", "released": "###.#."}
     for fill, places in picture.items():
-        filled = reference._filled(small({"goal.fill": fill}), 2, WINDOW)
+        filled = reference.inferred_steps(small({"goal.fill": fill}), 2, WINDOW)
         assert "".join(".#"[place in filled] for place in range(WINDOW)) == places
 
 

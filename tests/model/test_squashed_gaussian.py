@@ -16,8 +16,8 @@ def exact(*numbers: float) -> Tensor:
 
 
 def test_log_density_has_the_known_value() -> None:
-    found = log_density(exact(0.4), exact(0.3), exact(0.5).log())
-    assert found.item() == pytest.approx(-0.0820161, abs=5e-8)
+    density = log_density(exact(0.4), exact(0.3), exact(0.5).log())
+    assert density.item() == pytest.approx(-0.0820161, abs=5e-8)
 
 
 def test_a_draw_is_the_squashed_gaussian_at_its_noise() -> None:
@@ -62,11 +62,11 @@ def test_every_number_has_its_own_density() -> None:
 def test_densities_and_slopes_are_finite_at_the_margin(
     mu: float, log_sigma: float, sign: int
 ) -> None:
-    place, spread = torch.tensor([mu], requires_grad=True), torch.tensor([log_sigma])
-    found = log_density(torch.tensor([sign * MARGIN]), place, spread.requires_grad_())
-    torch.autograd.backward(found)
-    assert place.grad is not None and spread.grad is not None
-    for number in (found, place.grad, spread.grad):
+    mean, log_std = torch.tensor([mu], requires_grad=True), torch.tensor([log_sigma])
+    density = log_density(torch.tensor([sign * MARGIN]), mean, log_std.requires_grad_())
+    torch.autograd.backward(density)
+    assert mean.grad is not None and log_std.grad is not None
+    for number in (density, mean.grad, log_std.grad):
         assert number.isfinite().all()
 
 

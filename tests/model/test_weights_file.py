@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load, save
 
 from m3pc.model.weights import (
-    LARGEST_HEADER,
+    MAX_HEADER,
     SETTINGS,
     NumbersError,
     TensorsError,
     Weights,
-    check_sum,
-    described,
+    checksum,
+    description,
     from_bytes,
     to_bytes,
 )
@@ -29,8 +29,8 @@ def sample() -> Weights:
 
 
 def header(content: bytes) -> dict[str, Any]:
-    found = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    settings: dict[str, Any] = json.loads(found["__metadata__"][SETTINGS])
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    settings: dict[str, Any] = json.loads(header["__metadata__"][SETTINGS])
     return settings
 
 
@@ -40,7 +40,7 @@ def rewritten(change: Callable[[dict[str, Any]], object], *, seal: bool = True) 
     settings = header(content)
     change(settings)
     if seal:
-        settings["check"] = check_sum(settings)
+        settings["check"] = checksum(settings)
     return save(load(content), {SETTINGS: json.dumps(settings)})
 
 
@@ -54,7 +54,7 @@ def with_tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> bytes:
 def test_weights_survive_being_one_file() -> None:
     before = sample()
     after = from_bytes(to_bytes(before))
-    assert described(after) == described(before)
+    assert description(after) == description(before)
     assert after.config == before.config
     assert all(torch.equal(after.tensors[name], x) for name, x in before.tensors.items())
 
@@ -97,7 +97,7 @@ def test_a_changed_byte_never_changes_what_is_read() -> None:
         except InputError:
             refused += 1
         else:  # a space between two words of the header
-            assert described(after) == described(before)
+            assert description(after) == description(before)
     assert refused >= 250
 
 
@@ -141,7 +141,7 @@ def test_a_number_that_is_not_finite_is_refused() -> None:
         from_bytes(with_tensors(lambda tensors: tensors["envelope"].fill_(torch.nan)))
 
 
-def test_another_number_is_noticed() -> None:
+def test_a_changed_number_is_refused() -> None:
     with pytest.raises(InputError, match="hash"):
         from_bytes(with_tensors(lambda tensors: tensors["envelope"].mul_(2)))
 
@@ -153,7 +153,6 @@ def test_files_that_are_something_else_are_refused() -> None:
             from_bytes(content)
 
 
-def test_a_header_beyond_all_measure_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("m3pc.model.weights.json.loads", lambda text: pytest.fail("it was parsed"))
-    with pytest.raises(InputError, match="header"):
-        from_bytes((LARGEST_HEADER + 1).to_bytes(8, "little") + bytes(LARGEST_HEADER + 2))
+def test_a_header_that_is_too_long_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(InputError, match=f"header of {MAX_HEADER + 1}"):
+        from_bytes((MAX_HEADER + 1).to_bytes(8, "little") + bytes(MAX_HEADER + 2))

@@ -1,4 +1,4 @@
-"""Alerts and recording rules: each was seen to fire and to stay silent, and says what to do."""
+"""Alerts and recording rules: each has cases in which it fires and is silent, and a runbook."""
 
 import re
 from typing import Any
@@ -7,9 +7,10 @@ import pytest
 import yaml
 
 from m3pc.config.overrides import settings
-from tests.support.servers.prometheus_server import MONITORING, promtool
+from tests.support.servers.prometheus_server import promtool
+from tests.support.servers.shipped_monitoring import MONITORING, RULES, rules
 
-RULES, CASES = MONITORING / "rules", MONITORING / "rules" / "tests"
+CASES = RULES / "tests"
 RUNBOOKS = MONITORING.parent / "docs" / "runbooks"
 SEVERITIES = {"critical", "warning", "info", "none"}
 WITHOUT_RUN = {"Watchdog", "RuleFailures"}  # about the monitoring itself
@@ -17,24 +18,12 @@ ALWAYS_FIRES = {"Watchdog"}
 SECTIONS = ("## What it means", "## What to look at", "## What to do")
 
 
-def rules(kind: str) -> dict[str, Any]:
-    """By name: those with "alert", or with "record"."""
-    found = {}
-    for path in sorted(RULES.glob("*.yml")):
-        for group in yaml.safe_load(path.read_text())["groups"]:
-            for rule in group["rules"]:
-                if kind in rule:
-                    assert rule[kind] not in found, rule[kind]
-                    found[rule[kind]] = rule
-    return found
-
-
 def cases() -> list[dict[str, Any]]:
     files = [yaml.safe_load(path.read_text()) for path in sorted(CASES.glob("*.yml"))]
     return [case for file in files for case in file["tests"]]
 
 
-def test_configuration_is_valid_as_it_lies_there() -> None:
+def test_the_shipped_configuration_is_valid() -> None:
     done = promtool("check", "config", "prometheus.yml", cwd=MONITORING)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stdout
@@ -56,25 +45,26 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not()
     firing: set[str] = set()
     silent: set[str] = set()
     for case in cases():
-        for each in case.get("alert_rule_test", ()):
-            (firing if each["exp_alerts"] else silent).add(each["alertname"])
+        for test in case.get("alert_rule_test", ()):
+            (firing if test["exp_alerts"] else silent).add(test["alertname"])
     assert firing == set(rules("alert"))
     assert silent == set(rules("alert")) - ALWAYS_FIRES
 
 
 def test_every_recording_rule_has_a_case_with_a_value() -> None:
-    asked = " ".join(each["expr"] for case in cases() for each in case.get("promql_expr_test", ()))
-    assert [name for name in rules("record") if name not in asked] == []
+    tests = [test for case in cases() for test in case.get("promql_expr_test", ())]
+    expressions = " ".join(test["expr"] for test in tests)
+    assert [name for name in rules("record") if name not in expressions] == []
 
 
 @pytest.mark.parametrize("name", rules("alert"))
-def test_alerts_say_how_bad_it_is_where_and_what_to_do(name: str) -> None:
+def test_alerts_have_a_severity_a_run_and_a_runbook(name: str) -> None:
     rule = rules("alert")[name]
-    told = rule["annotations"]
+    annotations = rule["annotations"]
     assert rule["labels"]["severity"] in SEVERITIES
-    assert told["runbook"] == f"docs/runbooks/{name}.md"
-    assert set(told) == {"summary", "description", "runbook"}
-    assert ("{{ $labels.run }}" in told["description"]) == (name not in WITHOUT_RUN)
+    assert annotations["runbook"] == f"docs/runbooks/{name}.md"
+    assert set(annotations) == {"summary", "description", "runbook"}
+    assert ("{{ $labels.run }}" in annotations["description"]) == (name not in WITHOUT_RUN)
     if name not in WITHOUT_RUN:
         assert re.search(r"by \(run\b", rule["expr"]) or "run:" in rule["expr"], rule["expr"]
 
@@ -91,7 +81,7 @@ def test_every_alert_has_a_runbook_and_none_is_left_over() -> None:
 
 
 @pytest.mark.parametrize("name", rules("alert"))
-def test_runbooks_are_short_and_whole(name: str) -> None:
+def test_runbooks_are_short_and_complete(name: str) -> None:
     text = (RUNBOOKS / f"{name}.md").read_text()
     lines = text.splitlines()
     assert lines[0] == f"# {name}"
@@ -103,7 +93,7 @@ def test_runbooks_are_short_and_whole(name: str) -> None:
     assert look.count("\n- ") >= 2 and do.count("\n- ") >= 2
 
 
-def test_runbooks_name_only_what_there_is() -> None:
+def test_runbooks_name_only_what_exists() -> None:
     """Commands, settings and other runbooks."""
     from typer.main import get_command
 
@@ -117,12 +107,9 @@ def test_runbooks_name_only_what_there_is() -> None:
         text = path.read_text()
         used = re.findall(r"`m3pc ([\w-]+)", text)
         wrong += [f"{path.name}: m3pc {name}" for name in used if name not in commands]
-        named = [field for field in re.findall(r"`(\w+\.\w+)", text) if _section(field) in sections]
+        named = re.findall(r"`(\w+\.\w+)", text)
+        named = [field for field in named if field.partition(".")[0] in sections]
         wrong += [f"{path.name}: {field}" for field in named if field not in fields]
         links = re.findall(r"\]\((\S+)\)", text)
         wrong += [f"{path.name}: {link}" for link in links if not (RUNBOOKS / link).is_file()]
     assert wrong == []
-
-
-def _section(field: str) -> str:
-    return field.partition(".")[0]

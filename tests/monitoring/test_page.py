@@ -1,4 +1,4 @@
-"""Dashboards as one page: every panel is there, and nothing that Prometheus says is believed."""
+"""Dashboards as one page: every panel is on it, and no text of Prometheus is trusted."""
 
 import json
 import re
@@ -9,18 +9,18 @@ from threading import Lock
 
 import pytest
 
-from m3pc.monitoring.charts import PlotArea, coloured, line_chart, timeline
-from m3pc.monitoring.dashboards import DashboardPanel, boards
+from m3pc.monitoring.charts import PlotArea, coloured_lines, line_chart, timeline
+from m3pc.monitoring.dashboards import Dashboard, DashboardPanel, read_dashboards
 from m3pc.monitoring.page import Page, Span, lifetime, write_page
 from m3pc.monitoring.prometheus_api import Alert, Prometheus, Series
-from m3pc.monitoring.units import shown, ticks, time_ticks
+from m3pc.monitoring.units import axis_ticks, format_value, time_ticks
 from m3pc.types import InputError
 from tests.support.servers.pretend_run import PretendRun, pretended, served
-from tests.support.servers.prometheus_server import MONITORING, prometheus
+from tests.support.servers.prometheus_server import prometheus
 from tests.support.servers.redis_server import free_port
+from tests.support.servers.shipped_monitoring import DASHBOARDS
 from tests.support.servers.waiting import eventually
 
-BOARDS = MONITORING / "grafana" / "dashboards"
 SPAN = Span(start=1_000_000.0, end=1_000_607.0)  # 5 s apart, with 2 left over
 HOSTILE = "<script>alert('x')</script>\"&"
 WATCHDOG = Alert(
@@ -32,7 +32,7 @@ WATCHDOG = Alert(
 
 
 class FakeSource:
-    """The same answer to everything."""
+    """Gives the same series to every query."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class FakeSource:
         problem: str = "",
     ) -> None:
         self._series, self._alerts, self._problem = list(series), list(alerts), problem
-        self._lock, self.asked = Lock(), 0
+        self._lock, self.queries = Lock(), 0
 
     def range(self, expression: str, start: float, end: float, step: float) -> list[Series]:
         steps = (end - start) / step
@@ -51,7 +51,7 @@ class FakeSource:
 
     def instant(self, expression: str, at: float) -> list[Series]:
         with self._lock:
-            self.asked += 1
+            self.queries += 1
         if self._problem:
             raise InputError(self._problem)
         return self._series
@@ -61,7 +61,7 @@ class FakeSource:
 
 
 class Outline(HTMLParser):
-    """Tags in the order in which they begin, and whether each ends."""
+    """The opening tags in order, and the closing tags without one."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
         self.begun.append(tag)
-        if tag not in ("meta",):
+        if tag != "meta":
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
@@ -88,13 +88,17 @@ def line(labels: Mapping[str, str], values: Sequence[float], step: float = 15.0)
     return Series(labels=labels, points=points)
 
 
+def all_panels() -> list[DashboardPanel]:
+    return [panel for dashboard in read_dashboards(DASHBOARDS) for panel in dashboard.panels]
+
+
 def panel(title: str) -> DashboardPanel:
-    (found,) = [each for board in boards(BOARDS) for each in board.panels if each.title == title]
-    return found
+    (named,) = [panel for panel in all_panels() if panel.title == title]
+    return named
 
 
 def html(source: FakeSource, run: str = "hopper") -> str:
-    return Page(source, run, SPAN).html(boards(BOARDS))
+    return Page(source, run, SPAN).html(read_dashboards(DASHBOARDS))
 
 
 # The page
@@ -103,23 +107,23 @@ def html(source: FakeSource, run: str = "hopper") -> str:
 def test_every_panel_is_on_the_page_under_its_title() -> None:
     source = FakeSource([line({"part": "actor", "slot": "3"}, [1.0, 2.0, 3.0])])
     page = Page(source, "hopper", SPAN)
-    text = page.html(boards(BOARDS))
-    wanted = [each for board in boards(BOARDS) for each in board.panels]
-    assert page.shown == text.count("<article") == len(wanted)
-    assert source.asked == sum(len(each.queries) for each in wanted)
+    text = page.html(read_dashboards(DASHBOARDS))
+    panels = all_panels()
+    assert page.panels_with_data == text.count("<article") == len(panels)
+    assert source.queries == sum(len(panel.queries) for panel in panels)
     outline = Outline(text)
     assert outline.wrong == []
-    charts = sum(each.kind in ("timeseries", "state-timeline") for each in wanted)
+    charts = sum(panel.kind in ("timeseries", "state-timeline") for panel in panels)
     assert outline.begun.count("svg") == charts
 
 
-def test_a_page_needs_nothing_from_anywhere() -> None:
+def test_a_page_loads_no_other_resource() -> None:
     text = html(FakeSource([line({}, [1.0, 2.0])]))
     assert "default-src 'none'" in text
     assert not re.search(r"<(script|link|img|iframe)|https?://|url\(|@import", text)
 
 
-def test_what_prometheus_says_is_shown_and_never_obeyed() -> None:
+def test_text_of_prometheus_is_escaped() -> None:
     bad = Alert(
         labels={"alertname": HOSTILE, "severity": HOSTILE},
         annotations={"description": HOSTILE, "runbook": HOSTILE},
@@ -136,21 +140,20 @@ def test_what_prometheus_says_is_shown_and_never_obeyed() -> None:
     assert "<script" not in error and "&lt;script&gt;" in error
 
 
-def test_a_panel_without_data_says_so_and_why_that_may_be() -> None:
+def test_a_panel_without_data_names_the_possible_reason() -> None:
     page = Page(FakeSource(), "hopper", SPAN)
-    text = page.html(boards(BOARDS))
-    assert page.shown == 0 and "<svg" not in text
+    text = page.html(read_dashboards(DASHBOARDS))
+    assert page.panels_with_data == 0 and "<svg" not in text
     assert "no data: no node exporter runs" in text
     assert "no data: D4RL has no score for the environment" in text
 
 
-def test_a_query_that_fails_is_told_in_its_panel() -> None:
+def test_an_error_of_a_query_is_shown_in_its_panel() -> None:
     text = html(FakeSource(problem="Prometheus refused query: parse error"))
-    panels = sum(len(board.panels) for board in boards(BOARDS))
-    assert text.count("Prometheus refused query: parse error") == panels
+    assert text.count("Prometheus refused query: parse error") == len(all_panels())
 
 
-def test_alerts_of_the_run_are_listed_the_worst_first_and_those_of_others_are_not() -> None:
+def test_alerts_of_the_run_are_listed_by_severity_and_those_of_others_are_not() -> None:
     def alert(name: str, severity: str, run: str, state: str = "firing") -> Alert:
         return Alert(
             labels={"alertname": name, "severity": severity, "run": run},
@@ -173,19 +176,21 @@ def test_alerts_of_the_run_are_listed_the_worst_first_and_those_of_others_are_no
     assert not any(name in top for name in ("NoActors", "QBias", "Watchdog"))
 
 
-def test_silence_is_believed_only_while_the_watchdog_fires() -> None:
+def test_that_no_alert_fires_is_stated_only_while_the_watchdog_does() -> None:
     assert "No alert fires." in html(FakeSource())
     text = html(FakeSource(alerts=[]))
     assert "No alert fires." not in text and "The watchdog does not fire" in text
 
 
 def test_numbers_take_the_colour_of_the_threshold_they_reach() -> None:
-    slow = panel("Slowest requests")
+    dashboard = Dashboard(
+        uid="one", title="", description="", rows=(), panels=(panel("Slowest requests"),)
+    )
     colours = {}
     for value in (0.1, 0.25, 3.0):
         page = Page(FakeSource([line({}, [value])]), "hopper", SPAN)
-        text = page._content(slow, page._ask(slow))
-        colours[value] = re.findall(r"color:(#\w+)", text)
+        text = page.html([dashboard])
+        colours[value] = re.findall(r'style="color:(#\w+)', text)
     assert colours == {0.1: ["#2a9a5b"], 0.25: ["#d99a00"], 3.0: ["#d33c3c"]}
 
 
@@ -193,19 +198,19 @@ def test_numbers_take_the_colour_of_the_threshold_they_reach() -> None:
 
 
 def chart(title: str, named: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    found = panel(title)
-    lines = coloured(found, [(name, tuple(points)) for name, points in named.items()])
+    shown = panel(title)
+    lines = coloured_lines(shown, [(name, tuple(points)) for name, points in named.items()])
     frame = PlotArea(start=0.0, end=100.0, step=10.0, width=500, height=200)
-    draw = line_chart if found.kind == "timeseries" else timeline
-    return draw(found, lines, frame)
+    draw = line_chart if shown.kind == "timeseries" else timeline
+    return draw(shown, lines, frame)
 
 
-def test_a_line_is_broken_where_nothing_was_measured() -> None:
-    whole = chart("Alpha", {"alpha": [(0, 1), (10, 2), (20, 3), (30, 2)]})
+def test_a_line_has_a_gap_where_there_are_no_samples() -> None:
+    unbroken = chart("Alpha", {"alpha": [(0, 1), (10, 2), (20, 3), (30, 2)]})
     broken = chart("Alpha", {"alpha": [(0, 1), (10, 2), (60, 3), (70, 2)]})
     alone = chart("Alpha", {"alpha": [(0, 1), (10, 2), (60, 3)]})
-    assert [text.count('class="line"') for text in (whole, broken, alone)] == [1, 2, 1]
-    assert [text.count("<circle") for text in (whole, broken, alone)] == [0, 0, 1]
+    assert [text.count('class="line"') for text in (unbroken, broken, alone)] == [1, 2, 1]
+    assert [text.count("<circle") for text in (unbroken, broken, alone)] == [0, 0, 1]
 
 
 def test_lines_stay_inside_their_chart() -> None:
@@ -230,7 +235,7 @@ def test_a_threshold_is_drawn_where_the_axis_reaches_it() -> None:
     assert [text.count('class="threshold"') for text in (near, far)] == [1, 0]
 
 
-def test_a_timeline_has_a_stretch_for_every_change() -> None:
+def test_a_timeline_has_an_interval_for_every_change() -> None:
     text = chart(
         "Actors by slot", {"0": [(0, 1), (10, 1), (20, 0), (30, 1), (70, 1)], "1": [(0, 1)]}
     )
@@ -262,16 +267,16 @@ def test_a_timeline_has_a_stretch_for_every_change() -> None:
     ],
 )
 def test_numbers_are_shown_in_their_unit(value: float, unit: str, text: str) -> None:
-    assert shown(value, unit) == text
+    assert format_value(value, unit) == text
 
 
 def test_ticks_are_round() -> None:
-    assert ticks(0, 1, most=5, unit="none") == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
-    assert ticks(-7, 12, most=4, unit="none") == [-5, 0, 5, 10]
-    assert ticks(0, 4 * 2**30, most=4, unit="bytes") == [n * 2**30 for n in range(5)]
-    assert ticks(0, 200, most=4, unit="s") == [0, 60, 120, 180]
-    assert ticks(0, 1.05, most=4, unit="none", whole=True) == [0, 1]
-    assert time_ticks(0, 3600, most=4) == [
+    assert axis_ticks(0, 1, max_ticks=5, unit="none") == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert axis_ticks(-7, 12, max_ticks=4, unit="none") == [-5, 0, 5, 10]
+    assert axis_ticks(0, 4 * 2**30, max_ticks=4, unit="bytes") == [n * 2**30 for n in range(5)]
+    assert axis_ticks(0, 200, max_ticks=4, unit="s") == [0, 60, 120, 180]
+    assert axis_ticks(0, 1.05, max_ticks=4, unit="none", integers=True) == [0, 1]
+    assert time_ticks(0, 3600, max_ticks=4) == [
         (0, "00:00"), (900, "00:15"), (1800, "00:30"), (2700, "00:45"), (3600, "01:00"),
     ]  # fmt: skip
 
@@ -283,7 +288,7 @@ def answer(data: object) -> str:
     return json.dumps({"status": "success", "data": data})
 
 
-def test_an_answer_is_read_without_what_is_no_number() -> None:
+def test_values_that_are_not_finite_are_left_out() -> None:
     result = [{"metric": {"a": "b"}, "values": [[1, "2"], [2, "NaN"], [3, "+Inf"], [4, "5"]]}]
     with served(answer({"resultType": "matrix", "result": result})) as address:
         (series,) = Prometheus(f"http://{address}").range("a", 0, 1, 1)
@@ -293,12 +298,12 @@ def test_an_answer_is_read_without_what_is_no_number() -> None:
 @pytest.mark.parametrize(
     "text", ["not JSON", "{}", "[]", '{"data": []}', '{"data": {"resultType": "vector"}}']
 )
-def test_an_answer_of_somebody_else_is_refused_with_a_sentence(text: str) -> None:
+def test_a_reply_that_is_not_prometheus_is_refused(text: str) -> None:
     with served(text) as address, pytest.raises(InputError, match="no Prometheus answers"):
         Prometheus(f"http://{address}").instant("a", 0)
 
 
-def test_a_prometheus_that_is_not_there_is_told() -> None:
+def test_an_absent_prometheus_is_an_input_error() -> None:
     with pytest.raises(InputError, match="start it, or give its address"):
         Prometheus(f"http://127.0.0.1:{free_port()}").instant("a", 0)
     with pytest.raises(InputError, match="give http://HOST:PORT"):
@@ -315,18 +320,19 @@ def test_a_page_is_drawn_from_a_real_prometheus(tmp_path: Path) -> None:
     with pretended(PretendRun()) as targets, prometheus(tmp_path, targets) as url:
 
         def drawn() -> int:
-            """Panels with something to show."""
+            """Panels with data."""
             try:
-                return write_page(path, prometheus=url, boards=BOARDS, run="hopper", seconds=60)
-            except InputError:  # it was not scraped yet
+                return write_page(
+                    path, prometheus=url, dashboards=DASHBOARDS, run="hopper", seconds=60
+                )
+            except InputError:  # not scraped yet
                 return 0
 
-        panels = sum(len(board.panels) for board in boards(BOARDS))
-        assert eventually(lambda: drawn() == panels, patience=90)
+        assert eventually(lambda: drawn() == len(all_panels()), patience=90)
         with pytest.raises(InputError, match="parse error"):
             Prometheus(url).instant("sum(", 0)
         with pytest.raises(InputError, match="knows no run"):
-            write_page(path, prometheus=url, boards=BOARDS, run="hop.er")
+            write_page(path, prometheus=url, dashboards=DASHBOARDS, run="hop.er")
     text = path.read_text()
     assert "No alert fires." in text and "no data" not in text
     assert Outline(text).wrong == []

@@ -1,4 +1,4 @@
-"""The same planner before and after finetuning: what is compared, and what is not."""
+"""The same planner before and after finetuning: what is compared, and what is refused."""
 
 import json
 import shutil
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from m3pc.evaluation import evaluate as work
+from m3pc.evaluation import jobs
 from m3pc.evaluation.episodes import Evaluation, evaluate
-from m3pc.evaluation.statistics import interval
+from m3pc.evaluation.statistics import bootstrap_interval
 from m3pc.model import checkpoint
 from m3pc.online.local import run_local
 from planner.policy import Policy
@@ -19,10 +19,10 @@ from tests.support.envs.point import POINT
 from tests.support.models.small_weights import tiny_config, tiny_weights
 from tests.support.runs.commands import Done, assert_one_sentence, invoke, line_with, shows
 from tests.support.runs.small_online import new_run, pretrained
-from tests.support.runs.small_run import silent
+from tests.support.runs.small_run import ignore
 
 Run = Callable[..., Done]
-# Of the checkpoint what the run was told too: settings of the planner are its own.
+# The checkpoint is evaluated with the run's own settings of the planner.
 SAME = ("--set=planner.candidates=4", "--planner=rcbc", "--planner=q")
 
 
@@ -31,7 +31,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short online run that planned by q."""
     path = tmp_path_factory.mktemp("finished") / "run"
     new_run(path, online__steps=60, evaluation__every=1000)
-    run_local(path, silent)
+    run_local(path, ignore)
     return path
 
 
@@ -46,8 +46,8 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text())
-    return found
+    table: list[dict[str, Any]] = json.loads(path.read_text())
+    return table
 
 
 def test_the_finetuned_row_is_the_runs_planner_with_its_newest_weights(
@@ -64,8 +64,6 @@ def test_the_finetuned_row_is_the_runs_planner_with_its_newest_weights(
         episodes=3,
         seed=5,
         slots=3,
-        window=newest.weights.config.model.window,
-        horizon=newest.weights.config.planner.horizon,
     )
     assert after["returns"] == by_hand.returns.tolist()
     assert after["weights"] == newest.weights.digest != before["weights"]
@@ -79,15 +77,15 @@ def test_the_difference_is_paired_by_episode_and_has_an_interval(run: Run, finis
     done = run(*SAME, f"--finetuned={finished}", "--json=out.json")
     _, before, after = rows(Path("out.json"))
     gains = np.subtract(after["returns"], before["returns"])
-    found = after["finetuned"]
+    comparison = after["finetuned"]
     assert "finetuned" not in before
-    assert found["run"] == str(finished)
-    assert found["minus"] == {"planner": "q", "ratio": 1.0}
-    assert found["differences"] == gains.tolist()
-    assert found["difference"] == pytest.approx(gains.mean())
-    assert found["interval"] == list(interval(gains[None]))
-    low, high = found["interval"]
-    assert low <= found["difference"] <= high
+    assert comparison["run"] == str(finished)
+    assert comparison["minus"] == {"planner": "q", "ratio": 1.0}
+    assert comparison["differences"] == gains.tolist()
+    assert comparison["difference"] == pytest.approx(gains.mean())
+    assert comparison["interval"] == list(bootstrap_interval(gains[None]))
+    low, high = comparison["interval"]
+    assert low <= comparison["difference"] <= high
     sentence = line_with(done.out, "finetuned minus q@1 before: ")
     expected = f"{gains.mean():+.0f} in return (95 % interval {low:+.0f} to {high:+.0f})"
     assert expected in sentence
@@ -110,7 +108,7 @@ def test_what_was_played_is_not_played_again(
         played.append(f"{planner.config.planner.mode} {planner.weights.version}")
         return evaluate(env_id, planner, **arguments)
 
-    monkeypatch.setattr(work, "evaluate", play)
+    monkeypatch.setattr(jobs, "evaluate", play)
     version = checkpoint.read(finished).weights.version
     start = checkpoint.read("point").weights.version
     assert run(*SAME, "--reuse").code == 0
@@ -140,15 +138,17 @@ def test_a_file_that_holds_no_evaluation_is_passed_over(run: Run) -> None:
 # Refusals
 
 
-def test_a_planner_that_the_run_has_not_is_not_compared(run: Run, finished: Path) -> None:
+def test_a_planner_that_the_run_was_not_evaluated_with_is_refused(run: Run, finished: Path) -> None:
     for planners in (["--planner=rcbc"], ["--planner=q@0.5"], ["--planner=q", "--ratio=0.5"]):
         done = run("--set=planner.candidates=4", *planners, f"--finetuned={finished}")
-        assert_one_sentence(done, "with planner q@1, which is not among those to play")
+        assert_one_sentence(done, "with planner q@1, which is not among those to evaluate")
 
 
-def test_a_planner_with_other_settings_is_another_planner(run: Run, finished: Path) -> None:
+def test_a_planner_with_other_settings_is_refused(run: Run, finished: Path) -> None:
     done = run("--planner=q", f"--finetuned={finished}")
-    assert_one_sentence(done, "give --set planner.candidates=4 to play both by the same planner")
+    assert_one_sentence(
+        done, "give --set planner.candidates=4 to evaluate both with the same planner"
+    )
 
 
 CHANGES = [
@@ -161,7 +161,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("change", "words"), CHANGES, ids=lambda value: str(value)[:20])
-def test_a_run_of_something_else_is_refused(
+def test_a_run_of_another_environment_or_checkpoint_is_refused(
     change: dict[str, object], words: str, run: Run, finished: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(finished, tmp_path / "other")
@@ -180,26 +180,26 @@ def test_a_folder_that_is_no_online_run_is_refused(run: Run, tmp_path: Path) -> 
 # Intervals
 
 
-def test_differences_that_are_all_the_same_are_sure() -> None:
-    assert interval(np.full((2, 5), 3.0)) == (3, 3)
+def test_equal_differences_have_an_interval_of_no_width() -> None:
+    assert bootstrap_interval(np.full((2, 5), 3.0)) == (3, 3)
 
 
-def test_training_seeds_that_disagree_make_it_unsure_whatever_the_episodes() -> None:
-    """With two runs, one of four draws has the worse run twice, and one the better."""
-    low, high = interval(np.array([[-10.0] * 50, [10.0] * 50]))
+def test_training_seeds_that_disagree_widen_the_interval_whatever_the_episodes() -> None:
+    """With two runs, one of four resamples has the worse run twice, one the better."""
+    low, high = bootstrap_interval(np.array([[-10.0] * 50, [10.0] * 50]))
     assert (low, high) == (-10, 10)
 
 
-def test_each_of_the_runs_is_drawn_anew() -> None:
+def test_runs_are_resampled_with_replacement() -> None:
     """The one good run of five is in at least three of five draws with a chance of 5.8 %, in four
     with one of 0.7 %."""
-    assert interval(np.array([[0.0] * 4] * 4 + [[10.0] * 4])) == (0, 6)
+    assert bootstrap_interval(np.array([[0.0] * 4] * 4 + [[10.0] * 4])) == (0, 6)
 
 
-def test_many_episodes_make_it_surer_and_it_is_always_the_same() -> None:
+def test_more_episodes_narrow_the_interval_which_is_always_the_same() -> None:
     rng = np.random.default_rng(1)
     few, many = rng.normal(1, 1, (1, 10)), rng.normal(1, 1, (1, 1000))
-    (low, high), (lowest, highest) = interval(many), interval(few)
+    (low, high), (lowest, highest) = bootstrap_interval(many), bootstrap_interval(few)
     assert 0.1 < high - low < 0.15  # 2 * 1.96 / sqrt(1000)
     assert highest - lowest > 4 * (high - low)
-    assert interval(few) == (lowest, highest)
+    assert bootstrap_interval(few) == (lowest, highest)

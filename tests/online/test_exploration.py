@@ -1,5 +1,6 @@
 """What a run explored: by planning or by noise, what it collected, and the pictures of it."""
 
+import asyncio
 import json
 import logging
 from dataclasses import replace
@@ -13,13 +14,13 @@ from m3pc.config.overrides import replace as changed
 from m3pc.core.history import HistoryBuffer
 from m3pc.core.rng import NOISE, counter_stream
 from m3pc.core.seeding import lock_step_episode
-from m3pc.distributed import driver
+from m3pc.distributed import launch
 from m3pc.distributed.endpoints import RunEndpoints
 from m3pc.distributed.fleet import ProcessFleet
 from m3pc.envs import normalised_score
 from m3pc.model import checkpoint
 from m3pc.online import results
-from m3pc.online.exploration import Exploration, explored, scaled, score_unit
+from m3pc.online.exploration import Exploration, read_exploration, scaled, score_unit
 from m3pc.online.local import run_local
 from m3pc.online.run_control import write_status
 from m3pc.online.run_folder import OnlineRun, open_run
@@ -30,15 +31,15 @@ from m3pc.tracking import run_log
 from m3pc.types import AppendKey, Episode, Version, Window
 from planner.policy import Policy
 from planner.server.service import PlannerService
-from planner.server.wire import ask_to_bytes, decision_from_bytes
+from planner.server.wire import decision_from_bytes, request_to_bytes
 from replay.format.payload import encode
-from replay.format.segment import Segment, in_memory, joined
+from replay.format.segment import Segment, concatenated, segment_of
 from replay.store.store import Store
 from replay.writing.writer import Writer
 from tests.support.episodes.episodes import numbered
 from tests.support.runs.commands import assert_one_sentence, invoke, line_with
 from tests.support.runs.small_online import new_run
-from tests.support.runs.small_run import silent
+from tests.support.runs.small_run import ignore
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SIGMA = 0.3
@@ -50,7 +51,7 @@ SECONDS = 30.0
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> OnlineRun:
-    """A short run in lock-step that explores by noise, and would plan otherwise than it tests."""
+    """A short lock-step run that explores with noise, and with another ratio than in tests."""
     path = tmp_path_factory.mktemp("noisy") / "noisy-0"
     run = new_run(
         path,
@@ -62,12 +63,12 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> OnlineRun:
         conditioning__exploration="maximum",
         conditioning__exploration_ratio=0.3,
     )
-    run_local(path, silent)
+    run_local(path, ignore)
     return run
 
 
-def first_question(run: OnlineRun, number: int, episode: Episode) -> Window:
-    """What the planner was asked at the first step of a collected episode."""
+def first_window(run: OnlineRun, number: int, episode: Episode) -> Window:
+    """The planner's input at the first step of a collected episode."""
     config = run.config
     history = HistoryBuffer(
         1,
@@ -80,13 +81,13 @@ def first_question(run: OnlineRun, number: int, episode: Episode) -> Window:
     return history.window([0])
 
 
-def test_a_noisy_run_acts_by_the_median_of_the_policy_and_its_episodes_noise(
+def test_a_noisy_run_acts_by_the_policys_median_and_the_noise_of_its_episode(
     noisy: OnlineRun,
 ) -> None:
     by_median = {"planner.mode": "rcbc", "planner.explore_by": "mean"}
     policy = Policy(checkpoint.read(noisy.offline).weights, changed(noisy.config, by_median))
     for number, episode in zip(range(2), Store(noisy.replay).episodes(), strict=False):
-        window = first_question(noisy, number, episode)
+        window = first_window(noisy, number, episode)
         median = policy.decide(window, explore=True)
         rng = counter_stream(int(window.seeds[0]), 0, NOISE)
         noise = np.float32(SIGMA) * rng.standard_normal(1, dtype=np.float32)
@@ -95,29 +96,29 @@ def test_a_noisy_run_acts_by_the_median_of_the_policy_and_its_episodes_noise(
         assert np.isnan(episode.utility)  # nothing was planned
 
 
-def test_a_noisy_run_is_conditioned_as_a_planned_one(noisy: OnlineRun) -> None:
+def test_a_noisy_run_has_the_target_returns_of_a_planned_one(noisy: OnlineRun) -> None:
     policy = Policy(checkpoint.read(noisy.offline).weights)
     for number, episode in zip(range(2), Store(noisy.replay).episodes(), strict=False):
-        window = first_question(noisy, number, episode)
+        window = first_window(noisy, number, episode)
         planned, tested = (policy.decide(window, explore=way) for way in (True, False))
         assert episode.target_return == planned.target_returns[0] != tested.target_returns[0]
 
 
-def test_a_fleet_explores_by_the_same_noise(noisy: OnlineRun) -> None:
-    place = RunEndpoints(run=noisy.path, id=noisy.facts.id, coordinator="")
-    acting = ProcessFleet(noisy, place)._order(0).acting
+def test_rollout_actors_explore_with_the_same_noise_as_lock_step(noisy: OnlineRun) -> None:
+    place = RunEndpoints(run=noisy.path, id=noisy.info.id, coordinator="")
+    exploration = ProcessFleet(noisy, place).rollout_config(0).exploration
     episode = next(Store(noisy.replay).episodes())
-    window = first_question(noisy, 0, episode)
+    window = first_window(noisy, 0, episode)
     with PlannerService(checkpoint.read(noisy.offline).weights, noisy.config) as service:
-        reply = service.plan(ask_to_bytes(acting.ask(window)), SECONDS)
+        reply = asyncio.run(service.plan(request_to_bytes(exploration.request(window)), SECONDS))
     assert isinstance(reply, bytes)
-    decision = acting.noisy(decision_from_bytes(reply), window)
+    decision = exploration.add_noise(decision_from_bytes(reply), window)
     np.testing.assert_allclose(decision.actions[0], episode.actions[0], atol=1e-6)
     assert decision.target_returns[0] == episode.target_return
 
 
 def test_a_planned_run_has_utilities(tmp_path: Path) -> None:
-    run_local(new_run(tmp_path / "planned", online__steps=20).path, silent)
+    run_local(new_run(tmp_path / "planned", online__steps=20).path, ignore)
     first = next(Store(tmp_path / "planned" / "replay").episodes())
     assert np.isfinite(first.utility)
 
@@ -134,23 +135,28 @@ def collected(tmp_path: Path) -> OnlineRun:
     writer = Writer(run.replay, run.header)
     for number, length in enumerate((10, 20, 30, 12)):
         episode = numbered(number, length, terminated=number != 2)  # its return: 1 + ... + length
-        whole = replace(episode, truncated=False)
-        writer.append(AppendKey(number % 2, 0, number // 2), encode(whole))
+        complete = replace(episode, truncated=False)
+        writer.append(AppendKey(number % 2, 0, number // 2), encode(complete))
     writer.close()
     return run
 
 
-def test_whole_episodes_stand_where_they_ended_and_aborted_ones_are_counted(
+def test_complete_episodes_are_listed_by_their_ends_and_aborted_ones_counted(
     collected: OnlineRun,
 ) -> None:
-    found = explored(collected)
-    assert found.ends.tolist() == [10, 30, 72]
-    assert found.returns.tolist() == [55, 210, 78]
-    assert (found.steps, found.aborted, found.offline, found.unit) == (72, 1, 60, "return")
+    exploration = read_exploration(collected)
+    assert exploration.ends.tolist() == [10, 30, 72]
+    assert exploration.returns.tolist() == [55, 210, 78]
+    assert (exploration.steps, exploration.aborted, exploration.offline, exploration.unit) == (
+        72,
+        1,
+        60,
+        "return",
+    )
 
 
-def test_thirds_are_of_the_steps(collected: OnlineRun) -> None:
-    first, second, third = explored(collected).parts()
+def test_the_parts_are_thirds_of_the_steps(collected: OnlineRun) -> None:
+    first, second, third = read_exploration(collected).parts()
     assert [(part.begin, part.end) for part in (first, second, third)] == [
         (0, 24),
         (24, 48),
@@ -166,15 +172,15 @@ def test_without_an_evaluation_before_the_first_update_there_is_no_level(
 ) -> None:
     row = {"step": 0, "group": "evaluation", "return": 60.0, "updates": 3}
     (collected.path / run_log.NAME).write_text(json.dumps(row) + "\n")
-    found = explored(collected)
-    assert found.offline is None
-    assert all(np.isnan(part.above) for part in found.parts())
+    exploration = read_exploration(collected)
+    assert exploration.offline is None
+    assert all(np.isnan(part.above) for part in exploration.parts())
 
 
 def test_a_part_without_an_episode_has_no_mean() -> None:
-    found = Exploration(
+    exploration = Exploration(
         name="run",
-        how="",
+        explorer="",
         unit="return",
         steps=9,
         ends=np.array([1]),
@@ -182,13 +188,13 @@ def test_a_part_without_an_episode_has_no_mean() -> None:
         aborted=0,
         offline=4.0,
     )
-    first, second, _ = found.parts()
+    first, second, _ = exploration.parts()
     assert (first.episodes, first.above, second.episodes) == (1, 1, 0)
     assert np.isnan([second.mean, second.best, second.above]).all()
 
 
-def test_returns_are_scores_where_the_environment_has_some(collected: OnlineRun) -> None:
-    hopper = replace(collected, facts=replace(collected.facts, env="d4rl/Hopper-v2"))
+def test_returns_become_scores_if_the_environment_has_them(collected: OnlineRun) -> None:
+    hopper = replace(collected, info=replace(collected.info, env="d4rl/Hopper-v2"))
     assert score_unit(hopper) == "score"
     assert scaled(hopper, 1000.0) == normalised_score("d4rl/Hopper-v2", 1000.0)
     assert (score_unit(collected), scaled(collected, 7.0)) == ("return", 7)
@@ -197,7 +203,7 @@ def test_returns_are_scores_where_the_environment_has_some(collected: OnlineRun)
 # The command
 
 
-def test_the_command_prints_thirds_and_draws(
+def test_the_command_prints_thirds_and_draws_a_picture(
     collected: OnlineRun,
     noisy: OnlineRun,
     tmp_path: Path,
@@ -240,13 +246,13 @@ def test_runs_of_several_environments_are_refused(
 # The pictures of a run
 
 
-def test_a_run_that_ends_leaves_its_pictures(noisy: OnlineRun) -> None:
+def test_a_finished_run_has_its_pictures(noisy: OnlineRun) -> None:
     for name in (results.CURVE, results.EXPLORATION):
         assert (noisy.path / name).read_bytes().startswith(PNG)
 
 
-def test_the_last_evaluation_is_of_the_end(noisy: OnlineRun) -> None:
-    rows = run_log.read(noisy.path, "evaluation")
+def test_the_last_evaluation_is_at_the_end(noisy: OnlineRun) -> None:
+    rows = run_log.read_metrics(noisy.path, "evaluation")
     assert [row["step"] for row in rows] == [0, int(Store(noisy.replay).lengths.sum())]
     assert all(np.mean(row["returns"]) == pytest.approx(row["return"]) for row in rows)
 
@@ -265,7 +271,7 @@ def test_a_picture_that_fails_is_logged_and_the_other_is_drawn(
     assert "event=picture-failed which=save_curve reason=RuntimeError('no ink')" in caplog.text
 
 
-def test_a_run_without_anything_has_no_pictures_and_no_fault(
+def test_an_empty_run_has_no_pictures_and_no_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = new_run(tmp_path / "run")
@@ -298,16 +304,16 @@ def test_a_finished_run_starts_nothing(
     def connected(*arguments: Any, **named: Any) -> Any:
         raise StartedError
 
-    monkeypatch.setattr(driver, "connected", connected)
+    monkeypatch.setattr(launch, "connected", connected)
     run = new_run(tmp_path / "run")
     status = {"state": "ended", "reason": "finished", "code": 0, "of": 400, "steps": 412}
     write_status(run.path, status | change)
     if starts:
         with pytest.raises(StartedError):
-            driver.run_cluster(run.path, silent, address=None)
+            launch.run_cluster(run.path, ignore, address=None)
     else:
-        found = driver.run_cluster(run.path, silent, address=None)
-        assert (found.code, found.reason, found.steps) == (0, "finished", 412)
+        ended = launch.run_cluster(run.path, ignore, address=None)
+        assert (ended.code, ended.reason, ended.steps) == (0, "finished", 412)
 
 
 # How old the policies were
@@ -318,31 +324,31 @@ def segment(*versions: int, first: int = 0, slot: int = 0) -> Segment:
         replace(numbered(0, 3), version=Version(epoch=2, number=number).packed)
         for number in versions
     ]
-    return in_memory(episodes, [AppendKey(slot, 1, first + n) for n in range(len(versions))])
+    return segment_of(episodes, [AppendKey(slot, 1, first + n) for n in range(len(versions))])
 
 
-def test_each_episode_is_counted_once_by_how_far_the_learner_was_ahead() -> None:
+def test_staleness_of_each_episode_is_recorded_once() -> None:
     recorder = Recorder()
     old, new, other = segment(0, 0), segment(5, 8, first=2), segment(1, slot=1)
     staleness = Staleness(recorder, [old])
     staleness.poll([old, new], updates=10)
-    staleness.poll([joined(old, new), other], updates=40)  # a log that became a segment
-    found = recorder.snapshot()
-    assert sum(found[STALENESS.name][""][:-1]) == 3
-    assert mean(found, STALENESS) == (5 + 2 + 39) / 3
-    assert 25 < quantile(found, STALENESS, 1.0) <= 50
+    staleness.poll([concatenated(old, new), other], updates=40)  # a log that became a segment
+    snapshot = recorder.snapshot()
+    assert sum(snapshot[STALENESS.name][""][:-1]) == 3
+    assert mean(snapshot, STALENESS) == (5 + 2 + 39) / 3
+    assert 25 < quantile(snapshot, STALENESS, 1.0) <= 50
 
 
-def test_a_policy_that_nobody_knows_is_not_old_and_none_is_from_the_future() -> None:
+def test_an_unknown_version_has_no_staleness_and_a_newer_one_has_0() -> None:
     recorder = Recorder()
-    unknown = in_memory([replace(numbered(0, 3), version=-1)], [AppendKey(0, 0, 0)])
+    unknown = segment_of([replace(numbered(0, 3), version=-1)], [AppendKey(0, 0, 0)])
     staleness = Staleness(recorder, [])
     staleness.poll([unknown, segment(9, slot=1)], updates=3)  # the learner went back
-    found = recorder.snapshot()
-    assert found[STALENESS.name][""][0] == sum(found[STALENESS.name][""][:-1]) == 1
+    snapshot = recorder.snapshot()
+    assert snapshot[STALENESS.name][""][0] == sum(snapshot[STALENESS.name][""][:-1]) == 1
 
 
-def test_a_learner_counts_what_it_sees_for_the_first_time(collected: OnlineRun) -> None:
+def test_a_learner_records_the_staleness_of_new_episodes_only(collected: OnlineRun) -> None:
     from m3pc.online.trainer import Trainer
 
     trainer = Trainer(open_run(collected.path))

@@ -1,4 +1,4 @@
-"""A learner of a fleet without the fleet: what it may do, what it publishes, how it comes back."""
+"""The learner process without other processes: updates, published versions, restarts."""
 
 import dataclasses
 import hashlib
@@ -15,7 +15,7 @@ from m3pc.core.files import sha256
 from m3pc.distributed.endpoints import RunEndpoints
 from m3pc.model import checkpoint
 from m3pc.model.weights import from_bytes
-from m3pc.online.learner_loop import AT_ONCE, LearnerLoop
+from m3pc.online.learner_loop import UPDATES_PER_PERMIT, LearnerLoop
 from m3pc.online.recovery import WEIGHTS
 from m3pc.online.run_folder import OnlineRun
 from m3pc.telemetry.catalogue import PUBLISHED
@@ -35,26 +35,32 @@ from planner.server.wire import decision_from_bytes, decision_to_bytes
 from replay.format.payload import encode
 from replay.store.store import Store
 from replay.writing.writer import Writer
-from tests.support.runs.small_online import Permits, appended, coordinator, new_run, pretrained
+from tests.support.runs.small_online import (
+    AllowedUpdates,
+    append_episodes,
+    coordinator,
+    new_run,
+    pretrained,
+)
 
 EVERY = 5  # updates between two versions
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> OnlineRun:
-    found = new_run(
+    online_run = new_run(
         tmp_path / "run",
         online__publish_every=EVERY,
         online__checkpoint_every=10,
         online__keep=3,
     )
-    appended(found, 3)
-    return found
+    append_episodes(online_run, 3)
+    return online_run
 
 
-class Watched:
-    """A coordinator that remembers what was published, with the file as it was then. While it is
-    `away` it answers nothing."""
+class RecordingCoordinator:
+    """Records each published pointer with the bytes of its file. While `away`, it does not accept
+    any."""
 
     def __init__(self, run: OnlineRun) -> None:
         self._run, self._real, self.away = run, coordinator(run), False
@@ -80,33 +86,33 @@ class Watched:
         return getattr(self._real, name)
 
 
-def worked(
+def run_learner(
     run: OnlineRun,
     *,
     updates: int,
     coordinator: Coordinator,
     meanwhile: Callable[[int], None] = lambda calls: None,
     calls: int = 6,
-) -> tuple[LearnerLoop, Permits]:
-    """A learner that may do so many updates at each call, until it has asked so often."""
+) -> tuple[LearnerLoop, AllowedUpdates]:
+    """A learner that may do `updates` more at each of its `calls` requests, and then stops."""
     stop = Event()
 
-    def hear(count: int) -> None:
+    def on_call(count: int) -> None:
         meanwhile(count)
         if count == calls:
             stop.set()
 
-    permits = Permits(updates, hear)
-    found = LearnerLoop(run, permits, coordinator)
-    found.work(stop)
-    return found, permits
+    permits = AllowedUpdates(updates, on_call)
+    loop = LearnerLoop(run, permits, coordinator)
+    loop.work(stop)
+    return loop, permits
 
 
 def test_it_does_as_many_updates_as_are_allowed_and_no_more(run: OnlineRun) -> None:
     asked: list[int] = []
     stop = Event()
 
-    class Some:
+    class SomeUpdates:
         """Allows 7 in all, then nothing for a while, then 40."""
 
         def may_update(self, epoch: int, done: int, total: int) -> int:
@@ -117,18 +123,18 @@ def test_it_does_as_many_updates_as_are_allowed_and_no_more(run: OnlineRun) -> N
                 stop.set()
             return min(total, 7 if len(asked) < 5 else 40)
 
-    learning = LearnerLoop(run, Some(), coordinator(run))
+    learning = LearnerLoop(run, SomeUpdates(), coordinator(run))
     learning.work(stop)
     assert asked[:5] == [0, 7, 7, 7, 7]
-    assert asked[5:9] == [7 + AT_ONCE, 7 + 2 * AT_ONCE, 40, 40]
+    assert asked[5:9] == [7 + UPDATES_PER_PERMIT, 7 + 2 * UPDATES_PER_PERMIT, 40, 40]
     assert learning.trainer.updates == 40
-    assert learning.report().waiting
+    assert learning.report().detail.waiting
 
 
-def test_versions_rise_and_every_pointer_names_the_bytes_of_its_file(run: OnlineRun) -> None:
-    seen = Watched(run)
-    learning, permits = worked(run, updates=4, coordinator=seen, calls=7)
-    epoch = learning.report().epoch
+def test_versions_rise_and_every_pointer_has_the_hash_of_its_file(run: OnlineRun) -> None:
+    seen = RecordingCoordinator(run)
+    learning, permits = run_learner(run, updates=4, coordinator=seen, calls=7)
+    epoch = learning.report().detail.epoch
     assert set(permits.epochs) == {epoch}
     assert learning.trainer.updates == 24
     numbers = [0, *range(EVERY, 25, EVERY), 24]  # at its start, every few updates, at its end
@@ -146,9 +152,9 @@ def test_versions_rise_and_every_pointer_names_the_bytes_of_its_file(run: Online
     assert kept == sorted(f"{epoch}-{number}.safetensors" for number in numbers[-3:])
 
 
-def test_published_and_saved_are_the_weights_at_the_end(run: OnlineRun) -> None:
-    learning, _ = worked(run, updates=3, coordinator=Watched(run))
-    saved = checkpoint.newest(run.checkpoints)
+def test_the_final_weights_are_published_and_saved(run: OnlineRun) -> None:
+    learning, _ = run_learner(run, updates=3, coordinator=RecordingCoordinator(run))
+    saved = checkpoint.read_newest(run.checkpoints)
     assert saved.progress["updates"] == learning.trainer.updates == 15
     pointer = coordinator(run).read(WEIGHTS)
     assert pointer is not None
@@ -157,51 +163,51 @@ def test_published_and_saved_are_the_weights_at_the_end(run: OnlineRun) -> None:
         assert tensor.equal(published.tensors[name]), name
 
 
-def test_a_version_that_was_published_stays_as_it_is(run: OnlineRun) -> None:
-    """At the end of a run the newest is published again; by then the envelope may be another."""
-    learning, _ = worked(run, updates=0, coordinator=Watched(run), calls=1)
-    publisher, trainer = learning._publisher, learning.trainer
-    version = Version(epoch=publisher.epoch, number=0)
+def test_a_published_version_never_changes(run: OnlineRun) -> None:
+    """At the end of a run the newest is published again; its envelope may have changed by then."""
+    learning, _ = run_learner(run, updates=0, coordinator=RecordingCoordinator(run), calls=1)
+    publisher, version = learning.publisher, Version(epoch=learning.publisher.epoch, number=0)
     first = coordinator(run).read(WEIGHTS)
-    trainer.update()
-    assert publisher.publish(trainer.weights(version.packed), 0) == first
+    learning.trainer.update()
+    later = dataclasses.replace(learning.trainer.weights(), version=version.packed)
+    assert publisher.publish(later) == first
     assert first is not None and sha256(run.path / first.path) == first.sha256
 
 
 def test_a_newer_learner_fences_the_older(run: OnlineRun) -> None:
-    """The second starts while the first works; whatever the first says after that is not heard."""
-    seen, second = Watched(run), Watched(run)
+    """The second starts while the first works; later versions of the first are refused."""
+    seen, second = RecordingCoordinator(run), RecordingCoordinator(run)
 
     def meanwhile(calls: int) -> None:
         if calls == 3:
-            LearnerLoop(run, Permits(0), second)
+            LearnerLoop(run, AllowedUpdates(0), second)
 
     with pytest.raises(FencedError, match="another learner has begun"):
-        worked(run, updates=EVERY, coordinator=seen, meanwhile=meanwhile)
+        run_learner(run, updates=EVERY, coordinator=seen, meanwhile=meanwhile)
     newest = second.read(WEIGHTS)
     assert newest is not None and newest.version == second.versions[0]
     assert newest.version.epoch > seen.versions[0].epoch
 
 
-def test_while_the_coordinator_is_away_files_wait_and_the_newest_is_offered_later(
+def test_after_an_outage_of_the_coordinator_the_newest_version_is_published(
     run: OnlineRun,
 ) -> None:
-    seen = Watched(run)
+    seen = RecordingCoordinator(run)
 
     def meanwhile(calls: int) -> None:
         seen.away = 2 <= calls < 4
 
-    learning, _ = worked(run, updates=EVERY, coordinator=seen, meanwhile=meanwhile, calls=5)
+    learning, _ = run_learner(run, updates=EVERY, coordinator=seen, meanwhile=meanwhile, calls=5)
     # Call 2 and 3 lead to 10 and 15, which are not heard of; 20 is.
     assert [version.number for version in seen.versions] == [0, 5, 20]
     counted = learning.recorder.snapshot()[PUBLISHED.name]
     assert (counted["unavailable"][0], counted["ok"][0]) == (2, 3)
 
 
-def test_what_waits_is_offered_while_nothing_may_be_learnt(run: OnlineRun) -> None:
-    seen, stop = Watched(run), Event()
+def test_a_pending_version_is_published_while_no_update_is_allowed(run: OnlineRun) -> None:
+    seen, stop = RecordingCoordinator(run), Event()
 
-    class Nothing:
+    class UpdatesOnce:
         calls = 0
 
         def may_update(self, epoch: int, done: int, total: int) -> int:
@@ -211,11 +217,11 @@ def test_what_waits_is_offered_while_nothing_may_be_learnt(run: OnlineRun) -> No
                 stop.set()
             return EVERY if self.calls == 1 else 0
 
-    LearnerLoop(run, Nothing(), seen).work(stop)
+    LearnerLoop(run, UpdatesOnce(), seen).work(stop)
     assert [version.number for version in seen.versions] == [0, EVERY]
 
 
-def test_a_learner_that_was_killed_goes_on_from_its_checkpoint_with_newer_versions(
+def test_a_killed_learner_continues_from_its_checkpoint_with_newer_versions(
     run: OnlineRun,
 ) -> None:
     class KilledError(Exception):
@@ -225,44 +231,44 @@ def test_a_learner_that_was_killed_goes_on_from_its_checkpoint_with_newer_versio
         if calls == 5:
             raise KilledError
 
-    before, after = Watched(run), Watched(run)
+    before, after = RecordingCoordinator(run), RecordingCoordinator(run)
     with pytest.raises(KilledError):
-        worked(run, updates=7, coordinator=before, meanwhile=kill)
+        run_learner(run, updates=7, coordinator=before, meanwhile=kill)
     assert before.versions[-1].number == 25
-    learning = LearnerLoop(run, Permits(0), after)
+    learning = LearnerLoop(run, AllowedUpdates(0), after)
     assert learning.trainer.updates == 20
     first = after.versions[0]
     assert first.number == 20
     assert first > max(before.versions)
     assert first.packed > max(version.packed for version in before.versions)
-    report = learning.report()
-    assert (report.updates, report.epoch) == (20, first.epoch)
+    status = learning.report().detail
+    assert (status.updates, status.epoch) == (20, first.epoch)
 
 
-def test_versions_are_newer_also_where_the_coordinator_forgot_all(run: OnlineRun) -> None:
-    """The files know the epochs."""
-    place = RunEndpoints(run=run.path, id=run.facts.id, coordinator="")
-    one = LearnerLoop(run, Permits(0), place.connect()).report().epoch
+def test_versions_are_newer_even_if_the_coordinator_lost_its_state(run: OnlineRun) -> None:
+    """The names of the files have the epochs."""
+    place = RunEndpoints(run=run.path, id=run.info.id, coordinator="")
+    one = LearnerLoop(run, AllowedUpdates(0), place.connect()).report().detail.epoch
     for path in run.path.glob("coordinator.sqlite*"):
         path.unlink()
-    assert LearnerLoop(run, Permits(0), place.connect()).report().epoch > one
+    assert LearnerLoop(run, AllowedUpdates(0), place.connect()).report().detail.epoch > one
 
 
-def test_what_is_learnt_after_the_coordinator_forgot_all_is_planned_with_and_stored(
+def test_versions_after_the_coordinator_lost_its_state_can_be_planned_with_and_stored(
     run: OnlineRun,
 ) -> None:
-    LearnerLoop(run, Permits(0), coordinator(run))
+    LearnerLoop(run, AllowedUpdates(0), coordinator(run))
     for path in run.path.glob("coordinator.sqlite*"):
         path.unlink()
-    LearnerLoop(run, Permits(0), coordinator(run))
+    LearnerLoop(run, AllowedUpdates(0), coordinator(run))
     pointer = coordinator(run).read(WEIGHTS)
     assert pointer is not None and pointer.version.epoch > 1 << PointerRecord.bits
-    policy = Policy(weights_loader.read(run.path, pointer), run.config)
+    policy = Policy(weights_loader.read_published(run.path, pointer), run.config)
     decision = decision_from_bytes(
-        decision_to_bytes(policy.decide(weights_loader.ordinary(policy)))
+        decision_to_bytes(policy.decide(weights_loader.typical_window(policy)))
     )
     assert Version.unpacked(decision.version) == pointer.version
     episode = dataclasses.replace(next(pretrained()[1].episodes()), version=decision.version)
     with closing(Writer(run.replay, run.header)) as writer:
         writer.append(AppendKey(1, 0, 0), encode(episode))
-    assert Store(run.replay).versions[-1] == decision.version
+    assert [e.version for e in Store(run.replay).episodes()][-1] == decision.version

@@ -1,4 +1,4 @@
-"""A lock-step run: what it owes, what it learns from, and that nothing shows when it was killed."""
+"""A lock-step run: the updates that it owes, its episodes, and the same end after any kill."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ from m3pc.tracking import run_log
 from m3pc.types import InputError
 from replay.store.store import Store
 from replay.writing.writer import Writer
-from tests.support.runs.small_online import appended, new_run, outcome, pretrained
-from tests.support.runs.small_run import silent
+from tests.support.runs.small_online import append_episodes, new_run, outcome, pretrained
+from tests.support.runs.small_run import ignore
 
 
 @pytest.fixture(scope="module", autouse=True)
-def undrawn() -> Iterator[None]:
-    """Pictures are nothing that these tests look at, and take longer than the runs."""
+def no_pictures() -> Iterator[None]:
+    """These tests do not look at pictures, which take longer than the runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local, "save_pictures", lambda run: None)
         yield
@@ -34,37 +34,37 @@ def undrawn() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing stopped."""
+    """A run that nothing interrupted."""
     path = tmp_path_factory.mktemp("online") / "run"
     new_run(path)
-    run_local(path, silent)
+    run_local(path, ignore)
     return path
 
 
-def test_a_run_collects_its_steps_and_makes_the_updates_they_owe(straight: Path) -> None:
-    found = checkpoint.read(straight)
+def test_a_run_collects_its_steps_and_does_the_updates_that_they_owe(straight: Path) -> None:
+    saved = checkpoint.read(straight)
     store = Store(straight / "replay")
     steps = int(store.lengths.sum())
     assert 400 <= steps < 400 + 2 * 30
-    assert found.progress["steps"] == steps
-    assert found.progress["episodes"] == len(store.lengths)
-    assert found.progress["updates"] == found.weights.version == int(steps * 0.1)
+    assert saved.progress["steps"] == steps
+    assert saved.progress["episodes"] == len(store.lengths)
+    assert saved.progress["updates"] == saved.weights.version == int(steps * 0.1)
 
 
 def test_versions_of_the_episodes_advance(straight: Path) -> None:
-    versions = [row["version"] for row in run_log.read(straight, "collected")]
+    versions = [row["version"] for row in run_log.read_metrics(straight, "collected")]
     assert versions == sorted(versions)
     assert versions[0] == 0
     assert len(set(versions)) > 3
 
 
 def test_evaluations_come_by_steps_with_one_before_anything_is_collected(straight: Path) -> None:
-    rows = run_log.read(straight, "evaluation")
+    rows = run_log.read_metrics(straight, "evaluation")
     assert rows[0]["step"] == rows[0]["updates"] == 0
     assert [row["step"] // 200 for row in rows] == [0, 1, 2]
 
 
-def test_the_model_moves(straight: Path) -> None:
+def test_model_and_critic_change(straight: Path) -> None:
     before, after = pretrained()[0].weights, checkpoint.read(straight).weights
     changed = {
         name.split(".")[0]
@@ -80,7 +80,7 @@ class KilledError(Exception):
 
 
 def killed_at(count: int, patch: pytest.MonkeyPatch) -> None:
-    """Raise at the count-th append or update, whichever comes: before it or after it is done."""
+    """Raise at the count-th append, update or save: after it if `count` is odd, else before it."""
     made = 0
 
     def watch(owner: Any, name: str) -> None:
@@ -102,15 +102,15 @@ def killed_at(count: int, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 12, 17, 20, 26, 31, 40, 47, 53, 60])
-def test_a_run_that_is_killed_anywhere_ends_as_if_it_had_not_been(
+def test_a_run_that_is_killed_anywhere_ends_the_same(
     count: int, straight: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "run"
     shutil.copytree(_begun(tmp_path), path)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
         killed_at(count, patch)
-        run_local(path, silent)
-    run_local(path, silent)
+        run_local(path, ignore)
+    run_local(path, ignore)
     assert outcome(path) == outcome(straight)
 
 
@@ -120,16 +120,16 @@ def _begun(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_goes_on_from_an_older_checkpoint_where_the_newest_is_damaged(
+def test_a_run_continues_from_an_older_checkpoint_if_newer_ones_are_damaged(
     straight: Path, tmp_path: Path
 ) -> None:
-    """The store is rounds ahead of that checkpoint; none of them is learnt from too early."""
+    """The store is rounds ahead of that checkpoint; no episode is learned from too early."""
     path = tmp_path / "run"
     shutil.copytree(straight, path)
     names = sorted(p.name for p in (path / "checkpoints").iterdir() if p.is_dir())
     for name in names[1:]:
         (path / "checkpoints" / name / "metadata.json").write_text("{}")
-    run_local(path, silent)
+    run_local(path, ignore)
     assert outcome(path) == outcome(straight)
 
 
@@ -151,7 +151,7 @@ def test_a_run_that_is_being_worked_on_is_left_alone(tmp_path: Path) -> None:
         nonlocal refused
         if not refused:
             with pytest.raises(InputError, match="being worked on by another process"):
-                run_local(path, silent)
+                run_local(path, ignore)
         refused += 1
 
     run_local(path, meanwhile)
@@ -163,19 +163,19 @@ def test_no_collected_episode_has_the_seeds_of_another() -> None:
     assert len({reset for reset, _ in starts}) == len({plan for _, plan in starts}) == 300
 
 
-def test_the_share_of_what_was_collected_is_told(straight: Path, tmp_path: Path) -> None:
-    """By length, of the ten episodes that the model learns from."""
+def test_the_share_of_collected_episodes_is_reported(straight: Path, tmp_path: Path) -> None:
+    """Of the ten episodes that the model learns from."""
     run = new_run(tmp_path / "fresh")
     Writer(run.replay, run.header).close()
     assert value(Trainer(run).recorder.snapshot(), COLLECTED_SHARE) == 0
     assert value(Trainer(open_run(straight)).recorder.snapshot(), COLLECTED_SHARE) == 1
 
 
-def test_the_envelope_follows_what_was_collected(straight: Path) -> None:
-    """Of ten slots all belong to collected episodes by now: nothing logged is asked for."""
+def test_the_envelope_follows_the_collected_episodes(straight: Path) -> None:
+    """All ten episodes of the buffer are collected ones by then, so no logged return is in it."""
     run = new_run(straight.parent / "fresh")
     Writer(run.replay, run.header).close()
-    before = Trainer(run).weights(0).envelope
+    before = Trainer(run).weights().envelope
     np.testing.assert_array_equal(before, pretrained()[0].weights.envelope)
     store, after = Store(straight / "replay"), checkpoint.read(straight).weights.envelope
     best = max(
@@ -185,12 +185,12 @@ def test_the_envelope_follows_what_was_collected(straight: Path) -> None:
     assert not np.array_equal(after, before)
 
 
-def test_what_a_fleet_collected_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_run_with_episodes_of_rollout_actors_is_refused_and_unchanged(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run")
-    appended(run, 3, incarnation=1)
+    append_episodes(run, 3, incarnation=1)
     with run_log.RunLog(run.path, done=0, unit="step") as log:
         log.write("evaluation", 40, {"return": 1.0})
     with pytest.raises(InputError, match=r"has episodes of a fleet.*without --local"):
-        run_local(run.path, silent)
-    assert len(run_log.read(run.path, "evaluation")) == 1
+        run_local(run.path, ignore)
+    assert len(run_log.read_metrics(run.path, "evaluation")) == 1
     assert len(Store(run.replay).keys) == 3

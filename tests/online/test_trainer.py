@@ -1,4 +1,4 @@
-"""A run's trainer when updates are not finite: left out, counted, gone back from, given up."""
+"""A trainer whose updates are not finite: they are skipped, rolled back, and end the run."""
 
 import math
 from collections.abc import Callable
@@ -11,33 +11,33 @@ from learner.process_group import ProcessGroup
 from m3pc.config.presets import PRESETS
 from m3pc.model import checkpoint
 from m3pc.online.trainer import Trainer
-from m3pc.telemetry.catalogue import NONFINITE, ROLLBACKS, UPDATES_DONE
+from m3pc.telemetry.catalogue import NONFINITE_UPDATES, ROLLBACKS, UPDATES_DONE
 from m3pc.telemetry.recorder import Metric
 from m3pc.types import DivergedError
-from tests.support.children.mate_child import digest, everything, learner, update, updates
-from tests.support.runs.small_online import appended, new_run
+from tests.support.children.follower_child import digest, everything, learner, update, updates
+from tests.support.runs.small_online import append_episodes, new_run
 
 
 @pytest.fixture
 def trainer(tmp_path: Path) -> Trainer:
     run = new_run(tmp_path / "run")
-    appended(run, 3)
+    append_episodes(run, 3)
     return Trainer(run)
 
 
-def spoil(trainer: Trainer, bad: Callable[[int], bool], *, draws: str = "_pieces") -> None:
+def spoil(trainer: Trainer, bad: Callable[[int], bool], *, batches: str = "windows") -> None:
     """Batches of these updates have a number that is not finite. For the critic, two batches belong
     to an update."""
-    found = getattr(trainer, draws)
-    real, each = found.batch, 1 if draws == "_pieces" else 2
+    mixture = getattr(trainer, batches)
+    sample, per_update = mixture.batch, 1 if batches == "windows" else 2
 
     def batch(number: int) -> Any:
-        drawn = real(number)
-        if bad(number // each):
-            drawn.rewards[0] = drawn.returns[0] = math.inf  # whichever the critic learns from
-        return drawn
+        rows = sample(number)
+        if bad(number // per_update):
+            rows.rewards[0] = rows.returns[0] = math.inf  # whichever the critic learns from
+        return rows
 
-    found.batch = batch
+    mixture.batch = batch
 
 
 def counted(trainer: Trainer, metric: Metric) -> float:
@@ -49,28 +49,28 @@ def finite(trainer: Trainer) -> bool:
 
 
 @pytest.mark.parametrize("critic", ["iql", "regression"])
-@pytest.mark.parametrize("draws", ["_pieces", "_transitions"])
-def test_an_update_that_is_not_finite_is_left_out_and_counted(
-    draws: str, critic: str, tmp_path: Path
+@pytest.mark.parametrize("batches", ["windows", "transitions"])
+def test_an_update_that_is_not_finite_is_skipped_and_counted(
+    batches: str, critic: str, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path / "run", critic__online=critic)
-    appended(run, 3)
+    append_episodes(run, 3)
     trainer = Trainer(run)
-    spoil(trainer, lambda number: number in (1, 3), draws=draws)
+    spoil(trainer, lambda number: number in (1, 3), batches=batches)
     numbers, bits = [], []
     for _ in range(5):
         numbers.append(trainer.update())
         bits.append([x.detach().clone() for x in trainer.learner.model.model.parameters()])
-    assert [bool(found) for found in numbers] == [True, False, True, False, True]
+    assert [bool(row) for row in numbers] == [True, False, True, False, True]
     stayed = [all(x.equal(y) for x, y in zip(bits[k], bits[k - 1], strict=True)) for k in (1, 2, 3)]
     assert stayed == [True, False, True]
-    assert (trainer.updates, trainer.left_out) == (5, 2)
-    assert (counted(trainer, UPDATES_DONE), counted(trainer, NONFINITE)) == (5, 2)
+    assert (trainer.updates, trainer.skipped) == (5, 2)
+    assert (counted(trainer, UPDATES_DONE), counted(trainer, NONFINITE_UPDATES)) == (5, 2)
     assert counted(trainer, ROLLBACKS) == 0
     assert finite(trainer)
 
 
-def test_ten_in_a_row_go_back_to_the_last_checkpoint_and_on_with_the_next_batches(
+def test_ten_skipped_in_a_row_roll_back_and_learning_continues_with_the_next_batches(
     trainer: Trainer,
 ) -> None:
     for _ in range(4):
@@ -92,7 +92,7 @@ def test_ten_in_a_row_go_back_to_the_last_checkpoint_and_on_with_the_next_batche
     assert digest(trainer.learner) != saved
 
 
-def test_after_three_returns_a_run_has_diverged_and_what_it_saved_is_finite(
+def test_after_three_rollbacks_a_run_has_diverged_and_its_checkpoints_are_finite(
     trainer: Trainer,
 ) -> None:
     trainer.update()
@@ -102,14 +102,14 @@ def test_after_three_returns_a_run_has_diverged_and_what_it_saved_is_finite(
         for _ in range(100):
             trainer.update()
             trainer.save()
-    assert (trainer.updates, counted(trainer, NONFINITE), counted(trainer, ROLLBACKS)) == (
+    assert (trainer.updates, counted(trainer, NONFINITE_UPDATES), counted(trainer, ROLLBACKS)) == (
         40,
         40,
         3,
     )
     for folder in trainer.run.checkpoints.glob("0*"):
-        found = checkpoint.read(folder)
-        tensors = (*found.weights.tensors.values(), *found.training.values())
+        saved = checkpoint.read(folder)
+        tensors = (*saved.weights.tensors.values(), *saved.training.values())
         assert all(tensor.isfinite().all() for tensor in tensors)
 
 
@@ -121,14 +121,14 @@ def test_the_counts_survive_a_checkpoint(trainer: Trainer) -> None:
         trainer.update()
     trainer.save()
     again = Trainer(trainer.run)
-    assert (again.updates, again.left_out) == (18, 18)
+    assert (again.updates, again.skipped) == (18, 18)
     spoil(again, lambda number: number < 20)
     again.update()
     assert counted(again, ROLLBACKS) == 0
     again.update()  # the tenth in a row, eight of them before
     assert counted(again, ROLLBACKS) == 1
     again.save()
-    progress = checkpoint.newest(trainer.run.checkpoints).progress
+    progress = checkpoint.read_newest(trainer.run.checkpoints).progress
     assert (progress["left_out"], progress["rollbacks"], progress["bad"]) == (20, 2, [])
 
 
@@ -136,12 +136,12 @@ def test_the_counts_survive_a_checkpoint(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_rewards_and_returns_are_learnt_online_but_by_parity(preset: str) -> None:
-    """What only a loss on rewards or returns reaches: the last layer that predicts them."""
-    found = learner(ProcessGroup(), preset=preset)
-    before = {name: x.clone() for name, x in found.model.model.state_dict().items()}
-    update(found, 0)
-    after = found.model.model.state_dict()
+def test_rewards_and_returns_are_learned_online_except_by_parity(preset: str) -> None:
+    """The last layers of rewards and returns change only if the loss has their terms."""
+    online = learner(ProcessGroup(), preset=preset)
+    before = {name: x.clone() for name, x in online.model.model.state_dict().items()}
+    update(online, 0)
+    after = online.model.model.state_dict()
     moved = {
         part
         for part in ("states", "rewards", "returns", "actions")
@@ -155,7 +155,7 @@ def test_rewards_and_returns_are_learnt_online_but_by_parity(preset: str) -> Non
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_errors_of_visible_actions_are_learnt_online_but_by_parity(preset: str) -> None:
+def test_errors_of_visible_actions_are_learned_online_except_by_parity(preset: str) -> None:
     with_it, without = (
         updates(ProcessGroup(), 3, preset=preset, loss__visible_action_mse=on)[1]
         for on in (True, False)
@@ -163,11 +163,11 @@ def test_errors_of_visible_actions_are_learnt_online_but_by_parity(preset: str) 
     assert (with_it == without) == (preset == "parity")
 
 
-def test_the_critic_learns_online_in_the_way_that_is_set(tmp_path: Path) -> None:
-    """By regression the slow copy of its twins follows at once, by implicit Q-learning slowly."""
+def test_the_critic_learns_online_by_the_configured_method(tmp_path: Path) -> None:
+    """A regression makes the targets equal to the Q functions, IQL moves them slowly."""
     for way, at_once in (("iql", False), ("regression", True)):
         run = new_run(tmp_path / way, critic__online=way)
-        appended(run, 3)
+        append_episodes(run, 3)
         trainer = Trainer(run)
         trainer.update()
         critic = trainer.learner.critic

@@ -1,193 +1,190 @@
-"""How many candidates there is time for, by what batches took."""
+"""How many candidates there is time for, by the durations of batches."""
+
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from m3pc.types import PlanRequest
+from m3pc.types import Decision, PlanRequest
 from planner.latency_model import (
     GAIN,
-    LEAST,
     MARGINS,
+    MIN_CANDIDATES,
     RESERVE,
     DeadlineRequest,
     LatencyModel,
     ModeCost,
-    measured,
+    measure_latency,
 )
 from tests.support.models.small_weights import windows
 
-MOST = 64
+MAX_CANDIDATES = 64
 # A pass takes 10 ms and a candidate 1 ms; without planning a row takes 2 ms beside a pass of 4 ms.
 COSTS = {
-    "m": ModeCost(fixed=0.010, each=0.001),
-    "q": ModeCost(fixed=0.010, each=0.002),
-    "rcbc": ModeCost(fixed=0.004, each=0.002),
-    "goal": ModeCost(fixed=0.012, each=0.0),
+    "m": ModeCost(per_pass=0.010, per_candidate=0.001),
+    "q": ModeCost(per_pass=0.010, per_candidate=0.002),
+    "rcbc": ModeCost(per_pass=0.004, per_candidate=0.002),
+    "goal": ModeCost(per_pass=0.012, per_candidate=0.0),
 }
+FULL = PlanRequest(window=windows([4]))  # 64 candidates in mode m: 74 ms
 
 
-def pace(company: int = 0) -> LatencyModel:
-    found = LatencyModel(COSTS, mode="m", candidates=MOST)
-    found.company = company
-    return found
+def latency_model(active_sessions: int = 0) -> LatencyModel:
+    model = LatencyModel(COSTS, mode="m", candidates=MAX_CANDIDATES)
+    model.active_sessions = active_sessions
+    return model
 
 
 def due(
-    left: float | None, *, now: int = 4, mode: str | None = None, span: float = 1.0
+    seconds_left: float | None, *, now: int = 4, mode: str | None = None, at_arrival: float = 1.0
 ) -> DeadlineRequest:
-    return DeadlineRequest(ask=PlanRequest(window=windows([now]), mode=mode), left=left, span=span)
+    return DeadlineRequest(
+        request=PlanRequest(window=windows([now]), mode=mode),
+        seconds_left=seconds_left,
+        seconds_at_arrival=at_arrival,
+    )
 
 
-def used(found: PlanRequest) -> int | str | None:
-    """Candidates, or the mode of what does not plan."""
-    return found.mode if found.mode in ("rcbc", "goal") else found.candidates
+def fitted(model: LatencyModel, *batch: DeadlineRequest) -> list[int | str | None]:
+    """Candidates of each request, or the mode of one that is not planned."""
+    return [
+        request.mode if request.mode in ("rcbc", "goal") else request.candidates
+        for request in model.fit_to_deadlines(batch)
+    ]
 
 
 @pytest.mark.parametrize(
-    ("left", "expected"),
+    ("seconds_left", "expected"),
     [
-        (0.010 + 0.064 + RESERVE, MOST),  # all of them, to the millisecond
-        (0.010 + 0.063 + RESERVE, MOST - LEAST),
+        (0.010 + 0.064 + RESERVE, MAX_CANDIDATES),  # all of them, to the millisecond
+        (0.010 + 0.063 + RESERVE, MAX_CANDIDATES - MIN_CANDIDATES),
         (0.010 + 0.016 + RESERVE, 16),
-        (0.010 + 0.015 + RESERVE, LEAST),
+        (0.010 + 0.015 + RESERVE, MIN_CANDIDATES),
         (0.010 + 0.007 + RESERVE, "rcbc"),  # fewer are not worth it
         (0.001, "rcbc"),  # too late anyway
         (-5.0, "rcbc"),
     ],
 )
 def test_there_are_as_many_candidates_as_there_is_time_for(
-    left: float, expected: int | str
+    seconds_left: float, expected: int | str
 ) -> None:
-    (found,) = pace().fitted([due(left + 1e-9)])
-    assert used(found) == expected
+    assert fitted(latency_model(), due(seconds_left + 1e-9)) == [expected]
 
 
-def test_who_can_wait_is_answered_in_full() -> None:
-    asks = [due(None), due(None, mode="q")]
-    assert pace().fitted(asks) == [each.ask for each in asks]
+def test_requests_without_a_deadline_are_not_changed() -> None:
+    batch = [due(None), due(None, mode="q")]
+    assert latency_model().fit_to_deadlines(batch) == [item.request for item in batch]
 
 
 def test_rows_of_a_batch_share_the_time_of_the_most_urgent() -> None:
-    found = pace().fitted([due(0.010 + 0.032 + RESERVE), due(10.0)])
-    assert [used(each) for each in found] == [16, 16]
+    assert fitted(latency_model(), due(0.010 + 0.032 + RESERVE), due(10.0)) == [16, 16]
 
 
-def test_places_in_the_window_are_passes_of_their_own() -> None:
+def test_each_position_in_the_window_needs_its_own_pass() -> None:
     left = 2 * 0.010 + 0.032 + RESERVE
-    found = pace().fitted([due(left, now=4), due(left, now=1)])
-    assert [used(each) for each in found] == [16, 16]
+    assert fitted(latency_model(), due(left, now=4), due(left, now=1)) == [16, 16]
 
 
 def test_modes_have_costs_of_their_own() -> None:
-    assert used(pace().fitted([due(0.010 + 0.032 + RESERVE, mode="q")])[0]) == 16
+    assert fitted(latency_model(), due(0.010 + 0.032 + RESERVE, mode="q")) == [16]
 
 
-def test_what_has_no_candidates_is_left_as_it_is() -> None:
-    found = pace().fitted([due(0.0001, mode="goal"), due(0.0001, mode="rcbc")])
-    assert [used(each) for each in found] == ["goal", "rcbc"]
+def test_modes_without_candidates_are_not_changed() -> None:
+    batch = due(0.0001, mode="goal"), due(0.0001, mode="rcbc")
+    assert fitted(latency_model(), *batch) == ["goal", "rcbc"]
 
 
-def test_who_is_too_late_keeps_nobody_else_from_planning() -> None:
-    late, timely = pace().fitted([due(0.001), due(10.0)])
-    assert (used(late), used(timely)) == ("rcbc", MOST)
+def test_a_late_request_does_not_reduce_the_budget_of_the_others() -> None:
+    assert fitted(latency_model(), due(0.001), due(10.0)) == ["rcbc", MAX_CANDIDATES]
 
 
-def test_half_of_the_time_is_left_to_those_who_may_ask_meanwhile() -> None:
-    wanted = 0.010 + 0.016 + RESERVE
-    alone = pace(company=1).fitted([due(2 * wanted, span=2 * wanted)])[0]
-    shared = pace(company=2).fitted([due(2 * wanted, span=2 * wanted)])[0]
-    assert (used(alone), used(shared)) == (40, 16)
+def test_half_of_the_time_is_left_to_sessions_that_may_send_a_request_meanwhile() -> None:
+    seconds = 2 * (0.010 + 0.016 + RESERVE)
+    request = due(seconds, at_arrival=seconds)
+    assert fitted(latency_model(active_sessions=1), request) == [40]
+    assert fitted(latency_model(active_sessions=2), request) == [16]
 
 
-def test_a_request_may_ask_for_fewer_than_there_is_time_for() -> None:
-    asked = DeadlineRequest(
-        ask=PlanRequest(window=windows([4]), candidates=5), left=10.0, span=10.0
-    )
-    assert used(pace().fitted([asked])[0]) == 5
+def test_a_request_may_name_fewer_candidates_than_there_is_time_for() -> None:
+    request = PlanRequest(window=windows([4]), candidates=5)
+    item = DeadlineRequest(request=request, seconds_left=10.0, seconds_at_arrival=10.0)
+    assert fitted(latency_model(), item) == [5]
 
 
-def test_a_machine_that_is_twice_as_slow_is_believed_to_be() -> None:
-    found, asks = pace(), [PlanRequest(window=windows([4]))]
+def test_a_machine_that_is_twice_as_slow_is_expected_to_be() -> None:
+    model = latency_model()
     for _ in range(200):
-        found.observe(asks, 2 * 0.074)
-    assert found.expected(asks) == pytest.approx(2 * 0.074 + RESERVE, rel=1e-3)
+        model.observe([FULL], 2 * 0.074)
+    assert model.expected_seconds([FULL]) == pytest.approx(2 * 0.074 + RESERVE, rel=1e-3)
 
 
-def test_both_costs_are_found_from_batches_of_different_sizes() -> None:
-    found = pace()
-    small, large = PlanRequest(window=windows([4]), candidates=8), PlanRequest(window=windows([4]))
+def test_both_costs_are_learned_from_batches_of_different_sizes() -> None:
+    model = latency_model()
+    small, middle = (PlanRequest(window=windows([4]), candidates=n) for n in (8, 32))
     for _ in range(500):
-        found.observe([small], 0.030 + 8 * 0.0005)
-        found.observe([large], 0.030 + 64 * 0.0005)
-    middle = found.expected([PlanRequest(window=windows([4]), candidates=32)])
-    assert middle == pytest.approx(0.030 + 32 * 0.0005 + RESERVE, abs=1e-3)
+        model.observe([small], 0.030 + 8 * 0.0005)
+        model.observe([FULL], 0.030 + 64 * 0.0005)
+    expected = 0.030 + 32 * 0.0005 + RESERVE
+    assert model.expected_seconds([middle]) == pytest.approx(expected, abs=1e-3)
 
 
 def test_batches_that_vary_leave_a_margin() -> None:
-    found, asks = pace(), [PlanRequest(window=windows([4]))]
-    found.observe(asks, 0.074 + 0.010)
-    mean = 0.074 + found_change(0.010 / 0.074)
-    assert found.expected(asks) == pytest.approx(mean + MARGINS * GAIN * 0.010 + RESERVE)
+    """One batch changes each cost by its share of the whole, so the squares of both count."""
+    model = latency_model()
+    model.observe([FULL], 0.074 + 0.010)
+    squares = 0.010**2 + 0.064**2
+    mean = 0.074 + squares / 0.074 * GAIN * (0.010 / 0.074)
+    assert model.expected_seconds([FULL]) == pytest.approx(mean + MARGINS * GAIN * 0.010 + RESERVE)
 
 
-def found_change(error: float) -> float:
-    """What one batch changes: each cost by its part, so the squares of both count."""
-    return sum(cost**2 for cost in (0.010, 0.064)) / 0.074 * GAIN * error
-
-
-def test_one_batch_that_was_held_up_is_not_believed_for_long() -> None:
-    found, asks = pace(), [PlanRequest(window=windows([4]))]
-    found.observe(asks, 60.0)
-    assert found.expected(asks) < 0.074 * (1 + 3 * GAIN * (1 + MARGINS)) + RESERVE
+def test_one_batch_that_was_delayed_counts_little_and_not_for_long() -> None:
+    model = latency_model()
+    model.observe([FULL], 60.0)
+    assert model.expected_seconds([FULL]) < 0.074 * (1 + 3 * GAIN * (1 + MARGINS)) + RESERVE
     for _ in range(40):
-        found.observe(asks, 0.074)
-    assert found.expected(asks) < 1.1 * 0.074 + RESERVE
+        model.observe([FULL], 0.074)
+    assert model.expected_seconds([FULL]) < 1.1 * 0.074 + RESERVE
 
 
-def test_a_mode_that_was_too_slow_is_tried_again_when_the_machine_is_quick() -> None:
-    found, asked = pace(), due(0.1)
+def test_a_mode_that_was_too_slow_is_tried_again_when_the_machine_is_fast() -> None:
+    model, request = latency_model(), due(0.1)
     for _ in range(50):
-        found.observe([asked.ask], 1.0)
-    assert used(found.fitted([asked])[0]) == "rcbc"
+        model.observe([request.request], 1.0)
+    assert fitted(model, request) == ["rcbc"]
     for _ in range(200):
-        found.observe([PlanRequest(window=windows([4]), mode="rcbc")], 0.006)
-    assert used(found.fitted([asked])[0]) == MOST
+        model.observe([PlanRequest(window=windows([4]), mode="rcbc")], 0.006)
+    assert fitted(model, request) == [MAX_CANDIDATES]
 
 
 def test_a_mode_that_is_not_used_is_as_slow_as_the_machine_is() -> None:
-    found = pace()
+    model = latency_model()
     for _ in range(200):
-        found.observe([PlanRequest(window=windows([4]), mode="rcbc")], 2 * 0.006)
-    assert found.expected([PlanRequest(window=windows([4]))]) == pytest.approx(
-        2 * 0.074 + RESERVE, rel=1e-3
-    )
+        model.observe([PlanRequest(window=windows([4]), mode="rcbc")], 2 * 0.006)
+    assert model.expected_seconds([FULL]) == pytest.approx(2 * 0.074 + RESERVE, rel=1e-3)
 
 
-def test_answers_that_leave_late_take_from_the_time_to_plan() -> None:
-    found, asks = pace(), [PlanRequest(window=windows([4]))]
+def test_replies_that_are_sent_late_reduce_the_time_to_plan() -> None:
+    model = latency_model()
     for _ in range(200):
-        found.replied(0.004)
-    assert found.expected(asks) == pytest.approx(0.074 + 0.004 + RESERVE, rel=1e-3)
+        model.observe_reply(0.004)
+    assert model.expected_seconds([FULL]) == pytest.approx(0.074 + 0.004 + RESERVE, rel=1e-3)
 
 
-def test_costs_are_measured_before_anybody_asks() -> None:
-    """By a clock that an answer moves: 5 ms a batch, 0.1 ms a candidate or row."""
-    now = [0.0]
+def test_costs_are_measured_before_the_first_request() -> None:
+    """By a clock that answers advance: 5 ms a batch, 0.1 ms a candidate or row."""
+    now = 0.0
 
-    def answer(asks: object) -> list[object]:
-        assert isinstance(asks, list)
-        now[0] += 0.005 + sum(1e-4 * (ask.candidates or 1) * len(ask.window) for ask in asks)
+    def answer(requests: Sequence[PlanRequest]) -> list[Decision]:
+        nonlocal now
+        rows = sum((request.candidates or 1) * len(request.window) for request in requests)
+        now += 0.005 + 1e-4 * rows
         return []
 
-    found = measured(
-        answer,  # type: ignore[arg-type]
-        windows([0, 4]),
-        mode="q",
-        candidates=MOST,
-        clock=lambda: now[0],
+    model = measure_latency(
+        answer, windows([0, 4]), mode="q", candidates=MAX_CANDIDATES, clock=lambda: now
     )
-    full = PlanRequest(window=windows([4]))
-    assert found.expected([full]) == pytest.approx(0.005 + MOST * 1e-4 + RESERVE)
+    assert model.expected_seconds([FULL]) == pytest.approx(0.005 + MAX_CANDIDATES * 1e-4 + RESERVE)
     plain = [PlanRequest(window=windows([4]), mode="rcbc")] * 3
-    assert found.expected(plain) == pytest.approx(0.005 + 3e-4 + RESERVE)
-    assert np.isclose(found.expected([full, *plain]), 2 * 0.005 + (MOST + 3) * 1e-4 + RESERVE)
+    assert model.expected_seconds(plain) == pytest.approx(0.005 + 3e-4 + RESERVE)
+    expected = 2 * 0.005 + (MAX_CANDIDATES + 3) * 1e-4 + RESERVE
+    assert np.isclose(model.expected_seconds([FULL, *plain]), expected)

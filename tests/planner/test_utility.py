@@ -1,12 +1,14 @@
-"""What a plan is worth: numbers by hand, and a world whose best plan is known."""
+"""Utilities of plans: numbers by hand, and a world whose best plan is known."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from planner.forward import Guidance, Imagined, PlanningBatch, utilities
+from planner.forward import Guidance, Imagined, PlanningBatch, score
 from planner.utility import lambda_return, softmax_weights
-from tests.support.models.small_weights import HORIZON, tiny_config
+from tests.support.models.small_weights import MAX_EPISODE_STEPS, tiny_config
 
 
 @pytest.mark.parametrize(
@@ -21,14 +23,14 @@ from tests.support.models.small_weights import HORIZON, tiny_config
 def test_lambda_return_has_the_known_values(
     rewards: list[float], values: list[float], start: int, expected: float
 ) -> None:
-    found = lambda_return(
+    value = lambda_return(
         torch.tensor(rewards, dtype=torch.float64),
         torch.tensor(values, dtype=torch.float64),
         discount=0.99,
         lam=0.6,
         start=start,
     )
-    assert found.item() == pytest.approx(expected, rel=1e-9)
+    assert value.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_last_reward_is_not_used() -> None:
@@ -39,11 +41,11 @@ def test_the_last_reward_is_not_used() -> None:
 
 
 def test_weights_are_a_softmax_on_one_scale() -> None:
-    utilities_ = torch.tensor([[0.0, 1.0, 2.0], [0.0, 100.0, 200.0]])
-    raw = softmax_weights(utilities_, inverse_temperature=1.0, standardised=False)
+    utilities = torch.tensor([[0.0, 1.0, 2.0], [0.0, 100.0, 200.0]])
+    raw = softmax_weights(utilities, inverse_temperature=1.0, standardised=False)
     assert raw.weights[0].tolist() == pytest.approx([0.09003, 0.24473, 0.66524], abs=1e-5)
     assert raw.weights[1].tolist() == pytest.approx([0, 0, 1], abs=1e-9)
-    scaled = softmax_weights(utilities_, inverse_temperature=1.0, standardised=True)
+    scaled = softmax_weights(utilities, inverse_temperature=1.0, standardised=True)
     assert scaled.weights[0].tolist() == pytest.approx(scaled.weights[1].tolist(), abs=1e-6)
     assert scaled.utility_std.tolist() == pytest.approx([0.81650, 81.650], rel=1e-4)
     same = softmax_weights(torch.full((1, 4), 3.0), inverse_temperature=5.0, standardised=True)
@@ -56,15 +58,15 @@ STEPS_LEFT = 4
 PUSHES = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * STEPS_LEFT)[None, :, :, None]
 
 
-def paid(plans: Tensor) -> Tensor:
+def rewards_of(plans: Tensor) -> Tensor:
     """Reward of each step: [E, N, h]."""
     pushed = plans[..., 0]
     return 3 * torch.nn.functional.pad(pushed, (2, 0))[..., :STEPS_LEFT] - pushed
 
 
 def push_world(plans: Tensor) -> Imagined:
-    """What follows each plan, exactly. The state: how many pushes will still pay."""
-    pushed, rewards = plans[..., 0], paid(plans)
+    """What follows each plan, exactly. The state: whether earlier pushes will still pay."""
+    pushed, rewards = plans[..., 0], rewards_of(plans)
     before = torch.nn.functional.pad(pushed, (2, 0))
     states = torch.stack([before[..., 1:-1], before[..., :-2]], dim=-1)  # one step ago, two ago
     left = STEPS_LEFT - torch.arange(STEPS_LEFT)
@@ -75,41 +77,41 @@ def push_world(plans: Tensor) -> Imagined:
     )
 
 
-def push_quality(states: Tensor, actions: Tensor) -> Tensor:
-    """What is paid now and what earlier pushes will still bring; nothing of this push's own pay:
-    a critic that is short-sighted, so that only imagined rewards show what a push is good for."""
+def short_sighted_q(states: Tensor, actions: Tensor) -> Tensor:
+    """The reward now and what earlier pushes will still pay, but not what this push will pay: only
+    imagined rewards show the value of a push."""
     return 3 * states[:, 1] + 3 * 0.9 * states[:, 0] - actions[:, 0]
 
 
-def best_push(guide: Guidance, **changes: object) -> list[float]:
+def best_plan(guidance: Guidance, **changes: object) -> list[float]:
     config = tiny_config("small", **{"planner__discount": 0.9} | changes)
-    asked = PlanningBatch(
+    batch = PlanningBatch(
         states=torch.zeros(1, 8, 2),
         actions=torch.zeros(1, 8, 1),
         now=4,
-        steps=torch.tensor([HORIZON - STEPS_LEFT]),
-        max_episode_steps=HORIZON,
+        steps=torch.tensor([MAX_EPISODE_STEPS - STEPS_LEFT]),
+        target_returns=torch.zeros(1),
+        max_episode_steps=MAX_EPISODE_STEPS,
     )
     imagined = push_world(PUSHES)
-    if guide == "q0":
-        assert imagined.states is not None
-        imagined = Imagined(states=imagined.states[:, :, :1])
-    worth = utilities(imagined, PUSHES, asked, config, guide, push_quality)
-    found: list[float] = PUSHES[0, worth[0].argmax(), :, 0].tolist()
-    return found
+    if guidance == "q0":
+        imagined = replace(imagined, states=imagined.states[:, :, :1])
+    utilities = score(imagined, PUSHES, batch, config, guidance, short_sighted_q)
+    pushes: list[float] = PUSHES[0, utilities[0].argmax(), :, 0].tolist()
+    return pushes
 
 
 def test_in_a_known_world_the_best_plan_gets_the_best_utility() -> None:
     """Pushes at steps 0 and 1 pay at 2 and 3, which is where m's returns end; the critic at the
     last step also knows that a push at 2 will pay, as the episode goes on for it."""
-    assert best_push("m") == [1, 1, 0, 0]
-    assert best_push("m", planner__lam=1.0) == [1, 1, 0, 0]
-    assert best_push("q", planner__lam=1.0) == [1, 1, 1, 0]
+    assert best_plan("m") == [1, 1, 0, 0]
+    assert best_plan("m", planner__lam=1.0) == [1, 1, 0, 0]
+    assert best_plan("q", planner__lam=1.0) == [1, 1, 1, 0]
 
 
 def test_in_a_known_world_shorter_sight_finds_another_plan() -> None:
     """Without imagined rewards no push pays; with a discount g, one does if 3 g^2 > 1."""
-    assert best_push("q", planner__lam=0.0)[0] == 0
-    assert best_push("q0")[0] == 0
-    assert best_push("q", planner__lam=1.0, planner__discount=0.59) == [1, 1, 1, 0]
-    assert best_push("q", planner__lam=1.0, planner__discount=0.56) == [0, 0, 1, 0]
+    assert best_plan("q", planner__lam=0.0)[0] == 0
+    assert best_plan("q0")[0] == 0
+    assert best_plan("q", planner__lam=1.0, planner__discount=0.59) == [1, 1, 1, 0]
+    assert best_plan("q", planner__lam=1.0, planner__discount=0.56) == [0, 0, 1, 0]

@@ -1,4 +1,4 @@
-"""The private cluster: who may use it, what is left of it."""
+"""The private cluster: its token, its addresses, its metrics."""
 
 import os
 import shutil
@@ -30,11 +30,11 @@ def test_the_node_of_a_private_cluster_has_an_address_on_loopback(ray_cluster: N
 
 
 @pytest.mark.ray
-@pytest.mark.skipif(not shutil.which("ss"), reason="no `ss` to look with")
+@pytest.mark.skipif(not shutil.which("ss"), reason="`ss` is not installed")
 def test_a_private_cluster_listens_on_loopback_only(ray_cluster: None) -> None:
-    found = listeners(descendants([os.getpid()]))
-    assert len(found) >= 5
-    assert {address for addresses in found.values() for address in addresses} == {"127.0.0.1"}
+    listening = listeners(descendants([os.getpid()]))
+    assert len(listening) >= 5
+    assert set().union(*listening.values()) == {"127.0.0.1"}
 
 
 @pytest.mark.ray

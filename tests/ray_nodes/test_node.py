@@ -1,4 +1,4 @@
-"""A node without Ray: what it is told, and what is done when one of its processes ends."""
+"""A node without Ray: its settings, and what happens when one of its processes ends."""
 
 import logging
 import os
@@ -15,16 +15,22 @@ import pytest
 
 from m3pc.ray_nodes.gcs_storage import GcsStore
 from m3pc.ray_nodes.node import (
-    LONGEST_FOLDER,
-    MARK,
+    FOLDER_VARIABLE,
+    MAX_FOLDER_BYTES,
     Node,
     check_ip,
-    check_length,
     default_folder,
     own_address,
+    require_short_path,
 )
 from m3pc.ray_nodes.ports import node_ports
-from m3pc.ray_nodes.processes import command_of, descendants, marked, name, send
+from m3pc.ray_nodes.processes import (
+    command_of,
+    descendants,
+    find_by_variable,
+    program_name,
+    send_signal,
+)
 from m3pc.types import InputError
 from tests.support.episodes.shared_data import ROOT
 from tests.support.runs.online_job import alive
@@ -35,21 +41,26 @@ GCS, RAYLET, OTHER = "gcs_server", "raylet", "log_monitor"
 
 
 def node(**changes: object) -> Node:
-    given = {"joins": None, "ip": "127.0.0.1", "ports": node_ports(), "token": Path("/t/token")}
-    return Node(**{"folder": Path("/t"), **given, **changes})  # type: ignore[arg-type]
+    defaults = {
+        "head_address": None,
+        "ip": "127.0.0.1",
+        "ports": node_ports(),
+        "token": Path("/t/token"),
+    }
+    return Node(**{"folder": Path("/t"), **defaults, **changes})  # type: ignore[arg-type]
 
 
-def test_a_head_is_told_everything_and_its_secrets_by_name_only() -> None:
+def test_the_settings_of_a_head_are_in_its_command_and_its_secrets_are_not() -> None:
     store = GcsStore(host="h", port=1, user="u", password="hidden", namespace="n")
-    found = node(cpus=4, gpus=0, roles=("actor", "learner"), store=store)
-    words, environment = found.command(), found.environment({"M3PC_RAY_REDIS": "hidden"})
+    head = node(cpus=4, gpus=0, roles=("actor", "learner"), store=store)
+    words, environment = head.command(), head.environment({"M3PC_RAY_REDIS": "hidden"})
     for word in (
         *("--head", "--dashboard-host=127.0.0.1", "--node-ip-address=127.0.0.1", "--port=6379"),
         *("--num-cpus=4", "--num-gpus=0", "--redis-username=u", "--temp-dir=/t/r"),
         '--resources={"m3pc_actor": 1000, "m3pc_learner": 1000}',
     ):
         assert word in words
-    assert "hidden" not in " ".join(words) + repr(found)
+    assert "hidden" not in " ".join(words) + repr(head)
     assert [key for key, value in environment.items() if value == "hidden"] == [
         "RAY_REDIS_PASSWORD"
     ]
@@ -57,7 +68,7 @@ def test_a_head_is_told_everything_and_its_secrets_by_name_only() -> None:
     assert environment["RAY_external_storage_namespace"] == "n"
 
 
-def test_what_others_said_about_tokens_and_redis_does_not_reach_a_node() -> None:
+def test_outer_settings_of_tokens_and_redis_do_not_reach_a_node() -> None:
     outside = {
         "RAY_AUTH_MODE": "disabled",
         "RAY_AUTH_TOKEN": "x",
@@ -66,14 +77,14 @@ def test_what_others_said_about_tokens_and_redis_does_not_reach_a_node() -> None
         "RAY_ADDRESS": "other:2",
         "RAY_health_check_period_ms": "7",
     }
-    found = node().environment(outside)
-    assert (found["RAY_AUTH_MODE"], found["RAY_AUTH_TOKEN_PATH"]) == ("token", "/t/token")
-    assert not {"RAY_AUTH_TOKEN", "RAY_REDIS_ADDRESS", "RAY_ADDRESS"} & found.keys()
-    assert found["RAY_health_check_period_ms"] == "7"  # any other setting stays the user's
+    variables = node().environment(outside)
+    assert (variables["RAY_AUTH_MODE"], variables["RAY_AUTH_TOKEN_PATH"]) == ("token", "/t/token")
+    assert not {"RAY_AUTH_TOKEN", "RAY_REDIS_ADDRESS", "RAY_ADDRESS"} & variables.keys()
+    assert variables["RAY_health_check_period_ms"] == "7"  # any other setting stays the user's
     assert node(token=None).environment({})["RAY_AUTH_MODE"] == "disabled"
 
 
-def test_only_a_node_on_loopback_is_told_to_stay_there() -> None:
+def test_only_a_node_on_loopback_disables_clusters() -> None:
     variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
     assert node().environment({})[variable] == "0"
     assert variable not in node(ip="10.0.0.1").environment({})
@@ -114,9 +125,9 @@ def test_a_folder_in_which_sockets_would_have_too_long_names_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(InputError, match="too long for Linux"):
-        check_length(Path("/tmp") / ("x" * LONGEST_FOLDER))
+        require_short_path(Path("/tmp") / ("x" * MAX_FOLDER_BYTES))
     session = "/r/session_2026-11-18_03-54-33_355254_4194304/sockets/plasma_store"
-    assert LONGEST_FOLDER + len(session) < 107
+    assert MAX_FOLDER_BYTES + len(session) < 107
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert default_folder(6379) == Path(f"/tmp/m3pc-{os.getuid()}-6379")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
@@ -150,14 +161,14 @@ class Watched:
             )
 
     def until_up(self, *names: str, starts: int = 1) -> dict[str, int]:
-        """Until it started so often and exactly these run: their numbers."""
+        """Wait until the node has started so often, and exactly these processes run; their pids."""
         assert eventually(lambda: self.log.read_text().count("event=node-up") == starts)
         assert sorted(self.pids) == sorted(names), self.log.read_text()
         return self.pids
 
     @property
     def pids(self) -> dict[str, int]:
-        return {name(pid): pid for pid in descendants([self.process.pid])}
+        return {program_name(pid): pid for pid in descendants([self.process.pid])}
 
     @property
     def starts(self) -> int:
@@ -169,28 +180,28 @@ class Watched:
 
 @contextmanager
 def watched(folder: Path, *names: str, joins: str = "", redis: str = "") -> Iterator[Watched]:
-    found = Watched(folder, *names, joins=joins, redis=redis)
+    watched_node = Watched(folder, *names, joins=joins, redis=redis)
     try:
-        yield found
+        yield watched_node
     finally:
-        found.process.kill()
-        found.process.wait()
-        send(marked(MARK, str(folder)), signal.SIGKILL)
+        watched_node.process.kill()
+        watched_node.process.wait()
+        send_signal(find_by_variable(FOLDER_VARIABLE, str(folder)), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_of_a_node_and_nothing_else(number: int, tmp_path: Path) -> None:
-    stranger = subprocess.Popen(["sleep", "600"])
+    unrelated = subprocess.Popen(["sleep", "600"])
     try:
         with watched(tmp_path, GCS, RAYLET, OTHER) as node:
             pids = node.until_up(GCS, RAYLET, OTHER)
             node.process.send_signal(number)
             assert node.wait() == 0
             assert not any(map(alive, pids.values()))
-        assert alive(stranger.pid)
+        assert alive(unrelated.pid)
     finally:
-        stranger.kill()
-        stranger.wait()
+        unrelated.kill()
+        unrelated.wait()
 
 
 def test_a_head_without_redis_ends_with_its_gcs(tmp_path: Path) -> None:
@@ -202,7 +213,7 @@ def test_a_head_without_redis_ends_with_its_gcs(tmp_path: Path) -> None:
         assert "event=cluster-lost reason=gcs-ended code=-9" in node.log.read_text()
 
 
-def test_a_gcs_whose_memory_is_in_redis_is_started_again_but_not_for_ever(tmp_path: Path) -> None:
+def test_a_gcs_with_its_tables_in_redis_is_restarted_but_not_indefinitely(tmp_path: Path) -> None:
     with watched(tmp_path, GCS, RAYLET, redis="yes") as node:
         pids = node.until_up(GCS, RAYLET)
         os.kill(pids[GCS], signal.SIGKILL)
@@ -217,7 +228,7 @@ def test_a_gcs_whose_memory_is_in_redis_is_started_again_but_not_for_ever(tmp_pa
         assert "event=given-up name=gcs_server ends=5" in node.log.read_text()
 
 
-def test_another_service_of_a_node_is_started_again(tmp_path: Path) -> None:
+def test_another_service_of_a_node_is_restarted(tmp_path: Path) -> None:
     with watched(tmp_path, GCS, RAYLET, OTHER) as node:
         pids = node.until_up(GCS, RAYLET, OTHER)
         os.kill(pids[OTHER], signal.SIGTERM)
@@ -255,7 +266,7 @@ def test_a_node_whose_raylet_ended_joins_again_as_soon_as_the_head_answers(tmp_p
             assert node.wait() == 0
 
 
-def test_what_a_watch_that_was_killed_left_is_ended_by_the_next(tmp_path: Path) -> None:
+def test_processes_of_a_killed_supervisor_are_ended_by_the_next(tmp_path: Path) -> None:
     with watched(tmp_path, GCS, RAYLET) as node:
         before = node.until_up(GCS, RAYLET)
         node.process.kill()

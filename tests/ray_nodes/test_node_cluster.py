@@ -1,6 +1,6 @@
-"""A real cluster by `m3pc node`: strangers stay out, and it outlives its processes.
+"""A real cluster by `m3pc node`: only its token lets in, and it outlives its processes.
 
-One head serves all tests of this file; its control process keeps what it knows in Redis.
+One head serves all tests of this file; its control process keeps its tables in Redis.
 """
 
 import json
@@ -19,12 +19,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from m3pc.online.delivery_audit import audit
+from m3pc.online.delivery_audit import audit_deliveries
 from m3pc.online.run_control import read_status
 from m3pc.ray_nodes.ports import CLIENTS, PORTS, NodePorts
 from m3pc.ray_nodes.processes import command_of
-from tests.distributed.test_fleet import FLEET, PARTS
 from tests.support.episodes.shared_data import ROOT
+from tests.support.runs.fleet_runs import FLEET, PARTS
 from tests.support.runs.online_job import job
 from tests.support.runs.small_online import new_run
 from tests.support.servers.ray_nodes import (
@@ -54,22 +54,22 @@ class Head:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.ports.of['gcs']}"
+        return f"127.0.0.1:{self.ports.by_name['gcs']}"
 
     @property
     def dashboard(self) -> str:
-        return f"http://127.0.0.1:{self.ports.of['dashboard']}"
+        return f"http://127.0.0.1:{self.ports.by_name['dashboard']}"
 
     @property
     def token(self) -> Path:
         return self.command.folder / "token"
 
     @property
-    def entry(self) -> dict[str, str]:
+    def credentials(self) -> dict[str, str]:
         return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token)}
 
     def submit(self, entrypoint: str, token: str | None) -> int:
-        """A job, by HTTP: the status."""
+        """Submit a job by HTTP; the status of the response."""
         request = urllib.request.Request(
             f"{self.dashboard}/api/jobs/",
             data=json.dumps({"entrypoint": entrypoint}).encode(),
@@ -83,8 +83,8 @@ class Head:
             with error:
                 return error.code
 
-    def drive(self, script: str, address: str = "", **entry: str) -> str:
-        """What a driver prints last; empty if it failed."""
+    def drive(self, script: str, address: str = "", **credentials: str) -> str:
+        """The last line that a driver prints; empty if it failed."""
         connect = (
             "import os, sys, json\n"
             "from m3pc.ray_nodes.connection import connected\n"
@@ -95,14 +95,14 @@ class Head:
         done = subprocess.run(
             [sys.executable, "-c", connect, address or self.address, script],
             cwd=ROOT,
-            env={**bare_environment(), **(entry or self.entry)},
+            env={**bare_environment(), **(credentials or self.credentials)},
             capture_output=True,
             text=True,
             timeout=180,
             check=False,
         )
         lines = done.stdout.strip().splitlines()
-        assert done.returncode == 0 or entry, done.stderr
+        assert done.returncode == 0 or credentials, done.stderr
         return lines[-1] if done.returncode == 0 and lines else ""
 
     def nodes(self) -> list[int]:
@@ -113,9 +113,9 @@ class Head:
 
 @pytest.fixture(scope="module")
 def head(redis_server: RedisServer) -> Iterator[Head]:
-    word, ports = free_ports()
+    option, ports = free_ports()
     url = f"redis://{ADMIN}:{ADMIN_PASSWORD}@127.0.0.1:{redis_server.port}"
-    words = ("head", word, "--cpus=8", "--gpus=0", "--role=actor", "--role=learner")
+    words = ("head", option, "--cpus=8", "--gpus=0", "--role=actor", "--role=learner")
     with node_command(*words, M3PC_RAY_REDIS=url) as command:
         command.until_up()
         yield Head(command=command, ports=ports, redis=redis_server)
@@ -123,7 +123,7 @@ def head(redis_server: RedisServer) -> Iterator[Head]:
 
 @pytest.mark.ray
 @pytest.mark.timeout(600)
-def test_a_stranger_submits_no_job(head: Head, tmp_path: Path) -> None:
+def test_a_job_needs_the_token(head: Head, tmp_path: Path) -> None:
     marks = [tmp_path / name for name in ("anonymous", "wrong", "ours")]
     assert head.submit(f"touch {marks[0]}", None) == 401
     assert head.submit(f"touch {marks[1]}", WRONG) == 403
@@ -133,17 +133,18 @@ def test_a_stranger_submits_no_job(head: Head, tmp_path: Path) -> None:
 
 
 def refused(head: Head, script: str, address: str, folder: Path) -> bool:
-    """Whether a driver without the token and one with another fail. Ray tries for a while."""
+    """Whether a driver without a token and one with a wrong token fail. Ray tries for a while."""
     (folder / "wrong").write_text(WRONG)
-    entries = (
+    wrong = (
         {"RAY_AUTH_MODE": "disabled"},
         {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "wrong")},
     )
     with ThreadPoolExecutor() as pool:
-        done = pool.map(lambda entry: head.drive(script, address, **entry), entries)
+        done = pool.map(lambda credentials: head.drive(script, address, **credentials), wrong)
         return list(done) == ["", ""]
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_driver_needs_the_token(head: Head, tmp_path: Path) -> None:
@@ -154,17 +155,19 @@ def test_a_driver_needs_the_token(head: Head, tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.skipif(not shutil.which("ss"), reason="no `ss` to look with")
+@pytest.mark.skipif(not shutil.which("ss"), reason="`ss` is not installed")
 def test_a_head_listens_where_the_table_says_and_on_loopback_only(head: Head) -> None:
-    expected = set(head.ports.of.values())
+    expected = set(head.ports.by_name.values())
     assert eventually(lambda: expected <= listeners(head.command.pids).keys())
-    found = listeners(head.command.pids)
-    assert found.keys() - expected <= {*head.ports.workers, *CLIENTS}
-    assert {address for addresses in found.values() for address in addresses} == {"127.0.0.1"}
+    addresses_by_port = listeners(head.command.pids)
+    assert addresses_by_port.keys() - expected <= {*head.ports.workers, *CLIENTS}
+    assert {address for addresses in addresses_by_port.values() for address in addresses} == {
+        "127.0.0.1"
+    }
 
 
 @pytest.mark.ray
-def test_only_its_owner_reads_what_a_node_has(head: Head) -> None:
+def test_only_its_owner_reads_the_files_of_a_node(head: Head) -> None:
     folder = head.command.folder
     assert folder.stat().st_mode & 0o777 == 0o700
     assert head.token.stat().st_mode & 0o777 == 0o600
@@ -195,7 +198,7 @@ def m3pc(head: Head, *words: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "m3pc", *map(str, words)],
         cwd=ROOT,
-        env={**bare_environment(), **head.entry, "OMP_NUM_THREADS": "1"},
+        env={**bare_environment(), **head.credentials, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -203,6 +206,7 @@ def m3pc(head: Head, *words: object) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_job_finetunes_and_finishes(head: Head, tmp_path: Path) -> None:
@@ -213,7 +217,7 @@ def test_a_job_finetunes_and_finishes(head: Head, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished" in done.stdout
     assert "job: one  succeeded" in done.stderr
-    assert audit(run).acknowledged > 0 and audit(run).sound
+    assert audit_deliveries(run).acknowledged > 0 and audit_deliveries(run).sound
     assert read_status(run)["reason"] == "finished"
     listed = m3pc(head, "jobs", "list", *cluster).stdout
     assert "SUCCEEDED" in listed and "resume run" in listed
@@ -235,9 +239,9 @@ def test_a_job_is_stopped_in_order_and_its_run_goes_on(head: Head, tmp_path: Pat
     stopped = m3pc(head, "jobs", "stop", "two", *cluster)
     assert (stopped.returncode, stopped.stdout) == (0, "job: two  stopped\n"), stopped.stderr
     assert read_status(run)["reason"] == "stopped" and not read_status(run)["driven"]
-    assert audit(run).sound
+    assert audit_deliveries(run).sound
     before = read_status(run)["steps"]
-    with job(run, "--address", head.address, **bare_environment() | head.entry) as work:
+    with job(run, "--address", head.address, **bare_environment() | head.credentials) as work:
         work.until(lambda: work.steps > before)
         work.stop()
 
@@ -245,13 +249,13 @@ def test_a_job_is_stopped_in_order_and_its_run_goes_on(head: Head, tmp_path: Pat
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_cluster_outlives_its_control_process(head: Head) -> None:
-    """Named actors stay as they are, new ones can be made, and strangers stay out."""
+    """Named actors stay as they are, new ones can be made, and the token is still required."""
     make = "Counter.options(name='one', lifetime='detached').remote()"
     first = head.drive(f"{ACTOR}\nprint(ray.get({make}.add.remote()))")
     others = head.command.pids - {gcs := head.command.pid("gcs_server")}
     os.kill(gcs, signal.SIGKILL)
     head.command.until(lambda: head.command.pid("gcs_server") not in (0, gcs))
-    assert others <= head.command.pids, "nothing else is started again"
+    assert others <= head.command.pids, "nothing else is restarted"
     again = head.drive("print(ray.get(ray.get_actor('one').add.remote(), timeout=60))")
     assert [json.loads(first)[0], json.loads(again)[0]] == [1, 2]
     assert json.loads(first)[1] == json.loads(again)[1], "the same process"
@@ -266,22 +270,23 @@ def test_a_cluster_outlives_its_control_process(head: Head) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_node_whose_raylet_was_killed_comes_back(head: Head) -> None:
-    word, ports = free_ports(head.ports)
-    joining = ("worker", f"--address={head.address}", f"--token-file={head.token}", word)
+    option, ports = free_ports(head.ports)
+    joining = ("worker", f"--address={head.address}", f"--token-file={head.token}", option)
     with node_command(*joining, "--cpus=1", "--gpus=0", "--role=planner") as worker:
         worker.until_up()
-        both = sorted([head.ports.of["node-manager"], ports.of["node-manager"]])
+        both = sorted([head.ports.by_name["node-manager"], ports.by_name["node-manager"]])
         assert head.nodes() == both
         names = {port.name for port in PORTS if not port.head}
-        found = listeners(worker.pids)
-        assert found.keys() - {ports.of[name] for name in names} <= set(ports.workers)
+        assert listeners(worker.pids).keys() - {ports.by_name[name] for name in names} <= set(
+            ports.workers
+        )
         os.kill(worker.pid("raylet"), signal.SIGKILL)
         worker.until_up(2)
         assert eventually(lambda: head.nodes() == both, 90), head.nodes()
         where = "ray.remote(resources={'m3pc_planner': 0.001})(lambda: os.getpid()).remote()"
         assert int(head.drive(f"print(ray.get({where}, timeout=60))"))
         assert worker.stop() == 0
-        assert eventually(lambda: head.nodes() == [head.ports.of["node-manager"]], 60)
+        assert eventually(lambda: head.nodes() == [head.ports.by_name["node-manager"]], 60)
 
 
 @pytest.mark.ray
@@ -290,7 +295,7 @@ def test_a_node_whose_raylet_was_killed_comes_back(head: Head) -> None:
 def test_a_run_goes_on_when_the_control_process_is_killed(head: Head, tmp_path: Path) -> None:
     run = tmp_path / "run"
     new_run(run, **FLEET)
-    with job(run, "--address", head.address, **bare_environment() | head.entry) as work:
+    with job(run, "--address", head.address, **bare_environment() | head.credentials) as work:
         work.until_up(2)
         names = (*PARTS, "actor-1")
         before = [work.pid(name) for name in names]
@@ -311,14 +316,14 @@ def test_a_run_goes_on_when_the_control_process_is_killed(head: Head, tmp_path: 
 @pytest.mark.ray
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_driver_from_afar_needs_the_token(head: Head, tmp_path: Path) -> None:
-    address = f"ray://127.0.0.1:{head.ports.of['client']}"
+def test_a_remote_driver_needs_the_token(head: Head, tmp_path: Path) -> None:
+    address = f"ray://127.0.0.1:{head.ports.by_name['client']}"
     assert refused(head, "print('in')", address, tmp_path)
     assert head.drive("print(ray.get(ray.put(3)))", address) == "3"
 
 
 @pytest.mark.ray
-def test_a_head_that_is_told_to_stop_leaves_nothing_behind(head: Head) -> None:
+def test_a_head_that_is_stopped_leaves_nothing_behind(head: Head) -> None:
     """The last test of this file."""
     assert head.command.stop() == 0, head.command.output
     with head.redis.admin() as client:
@@ -333,7 +338,7 @@ def test_a_head_that_is_told_to_stop_leaves_nothing_behind(head: Head) -> None:
     reason="only root can make a network of its own",
 )
 def test_alone_in_a_network_nothing_listens_that_is_not_in_the_table() -> None:
-    """With all ports as they are unless told otherwise, and without Redis."""
+    """With the default ports, and without Redis."""
     script = (
         "ip link set lo up; "
         f"{sys.executable} -m m3pc node head --cpus 2 --gpus 0 --folder $0 2>$0/log & "
@@ -352,8 +357,10 @@ def test_alone_in_a_network_nothing_listens_that_is_not_in_the_table() -> None:
             check=False,
         )
         lines = [line.split() for line in done.stdout.splitlines() if line.startswith("LISTEN")]
-        found = [words[3].rpartition(":") for words in lines]
-        assert sorted(int(port) for _, _, port in found) == sorted(p.number for p in PORTS)
-        assert {host.strip("[]").removeprefix("::ffff:") for host, _, _ in found} == {"127.0.0.1"}
+        listening = [words[3].rpartition(":") for words in lines]
+        assert sorted(int(port) for _, _, port in listening) == sorted(p.number for p in PORTS)
+        assert {host.strip("[]").removeprefix("::ffff:") for host, _, _ in listening} == {
+            "127.0.0.1"
+        }
         assert "code 69" in done.stdout, "without Redis a cluster ends with its control process"
         assert "event=cluster-lost" in (folder / "log").read_text()

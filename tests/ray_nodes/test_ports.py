@@ -9,17 +9,17 @@ from m3pc.types import InputError
 from tests.support.servers.redis_server import free_port
 
 
-def test_no_port_is_given_twice() -> None:
+def test_no_port_is_used_twice() -> None:
     numbers = [port.number for port in PORTS]
     assert len({*numbers, *WORKERS, *CLIENTS}) == len(numbers) + len(WORKERS) + len(CLIENTS)
 
 
-def test_ports_are_counted_from_one_so_that_nodes_do_not_meet() -> None:
+def test_consecutive_blocks_of_ports_do_not_overlap() -> None:
     first, second = node_ports(20000), node_ports(21000)
-    assert sorted(first.of.values()) == list(range(20000, 20011))
+    assert sorted(first.by_name.values()) == list(range(20000, 20011))
     assert first.workers == range(20011, 21000)
-    mine = {*first.of.values(), *first.workers}
-    assert not mine & {*second.of.values(), *second.workers}
+    mine = {*first.by_name.values(), *first.workers}
+    assert not mine & {*second.by_name.values(), *second.workers}
     assert mine == set(range(20000, 21000))
 
 
@@ -31,9 +31,9 @@ def test_every_port_is_pinned_on_the_command_line_or_by_a_variable() -> None:
     assert not others & {"--port", "--dashboard-port", "--ray-client-server-port"}
 
 
-def test_a_port_that_is_given_wins() -> None:
-    assert node_ports(None, gcs=7000, metrics=None).of["gcs"] == 7000
-    assert node_ports(None).of["metrics"] == 8080
+def test_an_explicit_port_wins() -> None:
+    assert node_ports(None, gcs=7000, metrics=None).by_name["gcs"] == 7000
+    assert node_ports(None).by_name["metrics"] == 8080
 
 
 @pytest.mark.parametrize("port", [8265, WORKERS[0], WORKERS[-1]])
@@ -48,7 +48,7 @@ def test_a_block_that_does_not_fit_is_refused(first: int) -> None:
         node_ports(first)
 
 
-def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
+def test_a_port_that_is_taken_is_refused_before_anything_starts() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
@@ -57,7 +57,7 @@ def test_a_port_that_is_taken_is_told_before_anything_starts() -> None:
             node_ports(None, gcs=number).require_free("127.0.0.1", head=True)
 
 
-def test_a_port_of_the_head_does_not_bother_another_node() -> None:
+def test_a_taken_port_of_the_head_does_not_matter_to_a_worker() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen(1)
@@ -67,7 +67,7 @@ def test_a_port_of_the_head_does_not_bother_another_node() -> None:
         ports.require_free("127.0.0.1", head=False)
 
 
-def test_the_table_for_people_has_every_port() -> None:
+def test_the_markdown_table_has_every_port() -> None:
     table = ports_table(20000)
     rows = [line for line in table.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(PORTS) + 2

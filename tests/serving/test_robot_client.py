@@ -1,4 +1,4 @@
-"""The client that robots carry: one file, nothing but Python, no step taken twice."""
+"""The client of robots: one file, standard library only, no step taken twice."""
 
 import ast
 import json
@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,16 +28,16 @@ from hypothesis import strategies as st
 
 from m3pc import robot_client
 from m3pc.evaluation.agent import Agent
-from m3pc.robot_client import RefusedError, Planner, packed, unpacked
+from m3pc.robot_client import Planner, RefusedError, encoded, packed, pause_seconds, unpacked
 from planner.policy import Policy
 from replay.store.store import Store
 from tests.support.episodes.shared_data import ROOT
 from tests.support.models.small_weights import tiny_weights
 from tests.support.servers.served import (
     PATIENCE,
-    Outside,
+    ServerProcess,
+    as_process,
     config,
-    outside,
     weights,
     write_checkpoint,
 )
@@ -46,15 +46,15 @@ FILE = ROOT / "m3pc" / "robot_client.py"
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outside]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("served")
     path = write_checkpoint(folder / "one", weights(7))
-    with outside(path, folder / "token", "--record", folder / "store") as found:
-        yield found
+    with as_process(path, folder / "token", "--record", folder / "store") as server:
+        yield server
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["msgpack", "json"])
-def test_a_robot_does_what_an_agent_would(served: Outside, binary: bool) -> None:
+def test_a_robot_gets_the_actions_of_an_agent(served: ServerProcess, binary: bool) -> None:
     agent = Agent(Policy(weights(7)))
     agent.reset(seed=5)
     planner = served.planner(binary=binary)
@@ -65,22 +65,22 @@ def test_a_robot_does_what_an_agent_would(served: Outside, binary: bool) -> None
             np.testing.assert_allclose(answer.action, agent.act(state), atol=1e-4)
             assert (answer.version, answer.late, answer.candidates) == ("0-7", False, 16)
             state = state + np.float32(0.1)
-        told = session.end(state, -1.0, terminated=True)
-    assert (told["steps"], told["total"], told["stored"]) == (6, -6.0, "durable")
+        ended = session.end(state, -1.0, terminated=True)
+    assert (ended["steps"], ended["total"], ended["stored"]) == (6, -6.0, "durable")
     planner.close()
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["msgpack", "json"])
-def test_a_robot_goes_to_a_goal(served: Outside, binary: bool) -> None:
+def test_a_robot_goes_to_a_goal(served: ServerProcess, binary: bool) -> None:
     planner = served.planner(binary=binary)
-    found = []
-    for way in ({"goal": [1, 2, 3]}, {"waypoints": [(0, 0, 0), np.asarray([1, 2, 3])]}):
-        with planner.session(**way) as session:
-            found.append(session.act([0, 0, 0]).action)
-    np.testing.assert_allclose(found[0], found[1], atol=1e-5)
+    actions = []
+    for opening in ({"goal": [1, 2, 3]}, {"waypoints": [(0, 0, 0), np.asarray([1, 2, 3])]}):
+        with planner.session(**opening) as session:
+            actions.append(session.act([0, 0, 0]).action)
+    np.testing.assert_allclose(actions[0], actions[1], atol=1e-5)
 
 
-def test_a_session_that_breaks_off_is_left(served: Outside) -> None:
+def test_a_session_left_by_an_exception_is_dropped(served: ServerProcess) -> None:
     planner = served.planner()
     with pytest.raises(ZeroDivisionError), planner.session() as session:
         raise ZeroDivisionError
@@ -90,7 +90,7 @@ def test_a_session_that_breaks_off_is_left(served: Outside) -> None:
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["msgpack", "json"])
-def test_a_refusal_says_why(served: Outside, binary: bool) -> None:
+def test_a_refusal_has_a_reason(served: ServerProcess, binary: bool) -> None:
     planner = served.planner(binary=binary)
     with planner.session() as session:
         with pytest.raises(RefusedError, match="observation has 2 numbers; expected 3") as refused:
@@ -104,7 +104,7 @@ def test_a_refusal_says_why(served: Outside, binary: bool) -> None:
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_no_nan_leaves_or_arrives(served: Outside, number: float) -> None:
+def test_numbers_that_are_not_finite_are_refused(served: ServerProcess, number: float) -> None:
     with served.planner().session() as session, pytest.raises(RefusedError) as refused:
         session.act([0, 0, number])
     assert refused.value.status == 422
@@ -135,8 +135,8 @@ class Robot:
 
 
 @pytest.mark.parametrize("place", SHOWN)
-def test_the_program_that_is_shown_tells_each_reward_once(
-    served: Outside, place: str, monkeypatch: pytest.MonkeyPatch
+def test_the_documented_program_sends_each_reward_once(
+    served: ServerProcess, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert served.token_file is not None
     monkeypatch.chdir(served.token_file.parent)
@@ -145,13 +145,13 @@ def test_the_program_that_is_shown_tells_each_reward_once(
     names: dict[str, Any] = {"robot": Robot(), "observation": [0, 0, 0], "token": served.token}
     exec(program, {"Planner": Planner, "Path": Path} | names, names)
     with served.planner() as planner:
-        told = planner.ask("GET", names["session"]._path)
-    assert (told["steps"], told["total"], told["ended"]) == (5, 5.0, True)
+        status = planner.ask("GET", names["session"].path)
+    assert (status["steps"], status["total"], status["ended"]) == (5, 5.0, True)
     names["planner"].close()
 
 
-def test_an_episode_of_as_many_steps_as_there_may_be_is_ended(served: Outside) -> None:
-    """Its last observation is for the end: to act on it would be one step too many."""
+def test_an_episode_with_the_maximum_of_steps_can_be_ended(served: ServerProcess) -> None:
+    """Its last observation goes to the end: to act on it would be one step too many."""
     with served.planner() as planner, planner.session(step_limit=5) as session:
         robot, answer, done = Robot(), session.act([0, 0, 0]), False
         while True:
@@ -168,8 +168,8 @@ Handle = Callable[[BaseHTTPRequestHandler, bytes], None]
 
 
 @contextmanager
-def pretended(handle: Handle) -> Iterator[str]:
-    """A server that does with its n-th request what `handle` does."""
+def fake_server(handle: Handle) -> Iterator[str]:
+    """The address of a server that answers each request by `handle`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -194,9 +194,9 @@ def pretended(handle: Handle) -> Iterator[str]:
 
 
 def reply(
-    handler: BaseHTTPRequestHandler, status: int, told: dict[str, Any], **headers: str
+    handler: BaseHTTPRequestHandler, status: int, message: dict[str, Any], **headers: str
 ) -> None:
-    content = json.dumps(told).encode()
+    content = json.dumps(message).encode()
     handler.send_response(status)
     for name, value in {"Content-Type": "application/json", **headers}.items():
         handler.send_header(name.replace("_", "-"), value)
@@ -205,7 +205,7 @@ def reply(
     handler.wfile.write(content)
 
 
-def test_a_question_that_gets_no_answer_is_asked_again_as_it_was() -> None:
+def test_a_request_without_an_answer_is_sent_again_unchanged() -> None:
     asked: list[bytes] = []
 
     def handle(handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -215,12 +215,12 @@ def test_a_question_that_gets_no_answer_is_asked_again_as_it_was() -> None:
             return
         reply(handler, 200, {"done": True})
 
-    with pretended(handle) as address, Planner(address) as planner:
+    with fake_server(handle) as address, Planner(address) as planner:
         assert planner.ask("POST", "/x", {"step": 4}) == {"done": True}
     assert len(asked) == 3 and len(set(asked)) == 1
 
 
-def test_it_is_not_asked_for_ever() -> None:
+def test_the_number_of_attempts_is_limited() -> None:
     asked: list[bytes] = []
 
     def handle(handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -228,7 +228,7 @@ def test_it_is_not_asked_for_ever() -> None:
         handler.close_connection = True
 
     with (
-        pretended(handle) as address,
+        fake_server(handle) as address,
         Planner(address) as planner,
         pytest.raises((OSError, HTTPException)),
     ):
@@ -236,7 +236,7 @@ def test_it_is_not_asked_for_ever() -> None:
     assert len(asked) == 3
 
 
-def test_a_server_that_is_busy_is_asked_later() -> None:
+def test_a_busy_server_is_asked_again_later() -> None:
     asked: list[bytes] = []
 
     def handle(handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -247,11 +247,11 @@ def test_a_server_that_is_busy_is_asked_later() -> None:
         else:
             reply(handler, 200, {"done": True})
 
-    with pretended(handle) as address, Planner(address) as planner:
+    with fake_server(handle) as address, Planner(address) as planner:
         assert planner.ask("POST", "/x", {}) == {"done": True}
 
 
-def test_a_no_is_a_no() -> None:
+def test_a_refusal_is_not_repeated() -> None:
     asked: list[bytes] = []
 
     def handle(handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -259,22 +259,22 @@ def test_a_no_is_a_no() -> None:
         reply(handler, 409, {"detail": "not this step", "expected_step": 7})
 
     with (
-        pretended(handle) as address,
+        fake_server(handle) as address,
         Planner(address) as planner,
-        pytest.raises(RefusedError, match="not this step") as no,
+        pytest.raises(RefusedError, match="not this step") as refused,
     ):
         planner.ask("POST", "/x", {})
-    assert no.value.expected_step == 7 and len(asked) == 1
+    assert refused.value.expected_step == 7 and len(asked) == 1
 
 
 OPENED = {"session": "0" * 32, "step_limit": 40}
 
 
 @pytest.mark.parametrize("why", ["no answer", "503", "409", "own"])
-def test_an_episode_is_dropped_by_its_robot_and_not_by_a_failure(
+def test_a_session_is_dropped_by_its_robot_and_not_by_a_failure(
     why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the server or the way to it failed, the server keeps what it knows."""
+    """If the server or the network failed, the server keeps the episode so far."""
     monkeypatch.setattr(robot_client, "PAUSE", 0.0)
     methods: list[str] = []
 
@@ -289,7 +289,7 @@ def test_an_episode_is_dropped_by_its_robot_and_not_by_a_failure(
             reply(handler, 201, OPENED)
 
     with (
-        pretended(handle) as address,
+        fake_server(handle) as address,
         Planner(address) as planner,
         pytest.raises((OSError, HTTPException, RefusedError, ZeroDivisionError)),
         planner.session() as session,
@@ -300,7 +300,7 @@ def test_an_episode_is_dropped_by_its_robot_and_not_by_a_failure(
     assert methods.count("DELETE") == (1 if why in ("409", "own") else 0)
 
 
-def test_who_is_not_there_any_more_has_left() -> None:
+def test_dropping_an_unknown_session_is_no_error() -> None:
     methods: list[str] = []
 
     def handle(handler: BaseHTTPRequestHandler, body: bytes) -> None:
@@ -308,48 +308,55 @@ def test_who_is_not_there_any_more_has_left() -> None:
         if handler.command == "POST":
             reply(handler, 201, OPENED)
         elif methods.count("DELETE") == 1:
-            handler.close_connection = True  # it was done, but the answer was lost
+            handler.close_connection = True  # it was dropped, but the answer was lost
         else:
             reply(handler, 404, {"detail": "no such session"})
 
-    with pretended(handle) as address, Planner(address) as planner, planner.session():
+    with fake_server(handle) as address, Planner(address) as planner, planner.session():
         pass
     assert methods == ["POST", "DELETE", "DELETE"]
 
 
-def test_a_session_whose_answer_was_lost_is_opened_once(served: Outside) -> None:
+def test_a_session_whose_answer_was_lost_is_opened_once(
+    served: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planner = served.planner()
-    exchange, count = planner._exchange, planner.weights()["sessions"]
+    count = planner.weights()["sessions"]
     sent: list[bytes | None] = []
+    request, getresponse = HTTPConnection.request, HTTPConnection.getresponse
 
-    def lossy(method: str, path: str, body: bytes | None) -> Any:
+    def noted(link: HTTPConnection, method: str, path: str, body: Any, headers: Any) -> None:
         sent.append(body)
-        found = exchange(method, path, body)
+        request(link, method, path, body, headers)
+
+    def lossy(link: HTTPConnection) -> HTTPResponse:
+        response = getresponse(link)
         if len(sent) == 1:
             raise ConnectionResetError
-        return found
+        return response
 
-    planner._exchange = lossy  # type: ignore[method-assign]
+    monkeypatch.setattr(HTTPConnection, "request", noted)
+    monkeypatch.setattr(HTTPConnection, "getresponse", lossy)
     with planner.session(), planner.session():
         assert planner.weights()["sessions"] == count + 2
-    assert len({body for body in sent if body}) == 2, "each with a key of its own"
+    assert len({body for body in sent if body}) == 2, "each with its own key"
 
 
-def test_a_server_behind_a_proxy_is_asked_under_its_path() -> None:
+def test_a_server_behind_a_proxy_is_asked_under_its_prefix() -> None:
     paths: list[str] = []
 
     def handle(handler: BaseHTTPRequestHandler, body: bytes) -> None:
         paths.append(handler.path)
         reply(handler, 200, {})
 
-    with pretended(handle) as address:
+    with fake_server(handle) as address:
         for prefix in ("", "/", "/m3pc", "/m3pc/"):
             with Planner(address + prefix) as planner:
                 planner.weights()
     assert paths == ["/v1/weights"] * 2 + ["/m3pc/v1/weights"] * 2
 
 
-def test_https_is_spoken_where_the_address_says_so() -> None:
+def test_an_https_address_uses_tls() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
         def first_byte() -> bytes:
@@ -357,38 +364,37 @@ def test_https_is_spoken_where_the_address_says_so() -> None:
             with link:
                 return link.recv(1)
 
-        found = pool.submit(first_byte)
+        received = pool.submit(first_byte)
         address = f"https://127.0.0.1:{server.getsockname()[1]}"
-        with Planner(address, timeout=PATIENCE) as planner, pytest.raises(OSError):
-            planner._exchange("GET", "/v1/weights", None)
-        assert found.result(PATIENCE) == b"\x16", "a TLS handshake"
-    assert Planner("https://a.example")._connection.port == 443
+        with Planner(address, timeout=1.0) as planner, pytest.raises(OSError):
+            planner.weights()
+        assert received.result(PATIENCE) == b"\x16", "a TLS handshake"
+    assert Planner("https://a.example").connection.port == 443
 
 
 @pytest.mark.parametrize("binary", [True, False], ids=["msgpack", "json"])
-def test_scalars_of_numpy_are_numbers_and_truths(binary: bool) -> None:
-    with Planner("http://a", binary=binary) as planner:
-        given_ = {"reward": np.float32(0.5), "terminated": np.bool_(True), "seed": np.int64(3)}
-        found = planner._encoded(given_)
-        plain = unpacked(found) if binary else json.loads(found)
+def test_numpy_scalars_become_numbers_and_booleans(binary: bool) -> None:
+    message = {"reward": np.float32(0.5), "terminated": np.bool_(True), "seed": np.int64(3)}
+    content = encoded(message, binary=binary)
+    plain = unpacked(content) if binary else json.loads(content)
     assert plain == {"reward": 0.5, "terminated": True, "seed": 3}
-    assert [type(each) for each in plain.values()] == [float, bool, int]
+    assert [type(value) for value in plain.values()] == [float, bool, int]
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("header", "seconds"),
     [
         *(("0", 0.0), ("3", 3.0), ("1000", 5.0), ("", 1.0), ("soon", 1.0), ("nan", 1.0)),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
         ("Fri, 31 Dec 9999 23:59:59 GMT", 5.0),
     ],
 )
-def test_a_server_says_when_to_ask_again_in_seconds_or_by_a_date(told: str, seconds: float) -> None:
-    assert robot_client._pause(told) == seconds
+def test_a_pause_is_a_number_of_seconds_or_ends_at_a_date(header: str, seconds: float) -> None:
+    assert pause_seconds(header) == seconds
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8400", "ftp://a", "http://", ""])
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="give one like"):
         Planner(address)
 
@@ -407,24 +413,24 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_what_it_packs_is_msgpack(value: Any) -> None:
+def test_packed_values_are_msgpack(value: Any) -> None:
     assert msgpack.unpackb(packed(value)) == value
 
 
 @given(VALUES)
-def test_it_reads_what_msgpack_writes(value: Any) -> None:
+def test_values_written_by_msgpack_are_unpacked(value: Any) -> None:
     assert unpacked(msgpack.packb(value)) == value
 
 
 @given(st.binary(max_size=70_000) | st.text(min_size=250, max_size=70_000))
-def test_long_strings_are_read(value: Any) -> None:
+def test_long_strings_are_unpacked(value: Any) -> None:
     assert unpacked(msgpack.packb(value)) == value
 
 
 @pytest.mark.parametrize("size", [0, 3, 63, 64, 20_000])
 def test_numbers_are_little_endian_floats(size: int) -> None:
-    found = msgpack.unpackb(packed(array("f", range(size))))
-    assert np.frombuffer(found, "<f4").tolist() == list(range(size))
+    numbers = msgpack.unpackb(packed(array("f", range(size))))
+    assert np.frombuffer(numbers, "<f4").tolist() == list(range(size))
 
 
 @pytest.mark.parametrize("content", [b"\xc1", b"\x01\x02", b"\xd4\x00\x00"])
@@ -436,13 +442,13 @@ def test_other_bytes_are_refused(content: bytes) -> None:
 # Alone
 
 
-def test_it_needs_nothing_but_python() -> None:
+def test_it_imports_only_the_standard_library() -> None:
     tree = ast.parse(FILE.read_text())
     names = {
         name.partition(".")[0]
         for node in ast.walk(tree)
         for name in (
-            [each.name for each in node.names]
+            [alias.name for alias in node.names]
             if isinstance(node, ast.Import)
             else [node.module or "."]
             if isinstance(node, ast.ImportFrom)
@@ -452,7 +458,7 @@ def test_it_needs_nothing_but_python() -> None:
     assert names <= sys.stdlib_module_names
 
 
-def test_a_copy_of_the_file_works_anywhere(served: Outside, tmp_path: Path) -> None:
+def test_a_copy_of_the_file_works_anywhere(served: ServerProcess, tmp_path: Path) -> None:
     shutil.copy(FILE, tmp_path / "robot_client.py")
     script = f"""
 from robot_client import Planner
@@ -477,22 +483,22 @@ with planner, planner.session() as session:
 
 
 def example(
-    served: Outside, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    served: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> list[str]:
-    """What it prints of two episodes of 12 steps."""
+    """Its output lines about two episodes of 12 steps."""
     with monkeypatch.context() as patched:
         patched.syspath_prepend(str(ROOT / "examples"))
         robot_loop = import_module("robot_loop")
     monkeypatch.delitem(sys.modules, "robot_loop")
     assert served.token_file is not None
-    given_ = ["--address", served.address, "--token-file", str(served.token_file)]
-    robot_loop.main([*given_, "--steps", "12", "--hz", "200", "--episodes", "2"])
+    options = ["--address", served.address, "--token-file", str(served.token_file)]
+    robot_loop.main([*options, "--steps", "12", "--hz", "200", "--episodes", "2"])
     lines = capsys.readouterr().out.splitlines()
     return [line for line in lines if line.startswith(("return", "success"))]
 
 
 def test_the_example_drives_a_simulated_robot(
-    served: Outside, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    served: ServerProcess, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = example(served, monkeypatch, capsys)
     assert len(lines) == 2
@@ -506,15 +512,15 @@ def test_the_example_drives_a_simulated_robot(
 def test_the_example_drives_a_simulated_arm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A Panda that is to lift a cube, by a model that has not learned it."""
+    """A Panda that should lift a cube, with an untrained model."""
     model = tiny_weights(config(), states=19, actions=7, env="robosuite/Lift")
     path = write_checkpoint(tmp_path / "lift", model)
-    with outside(path, tmp_path / "token", "--record", tmp_path / "store") as arm:
+    with as_process(path, tmp_path / "token", "--record", tmp_path / "store") as arm:
         lines = example(arm, monkeypatch, capsys)
         assert arm.stop() == 0
     assert len(lines) == 2
     assert all("success no" in line and "stored: durable" in line for line in lines)
     store = Store(tmp_path / "store")
     assert store.header.env == "robosuite/Lift"
-    found = [(each.states.shape, each.actions.shape) for each in store.episodes()]
-    assert found == [((13, 19), (12, 7))] * 2
+    shapes = [(episode.states.shape, episode.actions.shape) for episode in store.episodes()]
+    assert shapes == [((13, 19), (12, 7))] * 2

@@ -1,4 +1,4 @@
-"""Metrics: recorded here, lost or doubled on the way, and still the right sum."""
+"""Metrics: what a process records, and how snapshots of several processes are merged."""
 
 import math
 
@@ -17,7 +17,7 @@ from m3pc.telemetry.recorder import (
     Metric,
     Recorder,
     mean,
-    merged,
+    merge,
     quantile,
     share_above,
     value,
@@ -25,15 +25,15 @@ from m3pc.telemetry.recorder import (
 
 
 def test_totals_of_several_processes_add_up() -> None:
-    one, other = Recorder(), Recorder()
-    for recorder, steps, version in ((one, 3, 20), (other, 4, 10)):
+    first, second = Recorder(), Recorder()
+    for recorder, steps, version in ((first, 3, 20), (second, 4, 10)):
         recorder.add(ENV_STEPS, steps)
         recorder.set(QUEUE_ROWS, steps)
         recorder.set(PLANNER_VERSION, version)
-    found = merged([one.snapshot(), other.snapshot()])
-    assert value(found, ENV_STEPS) == 7
-    assert value(found, QUEUE_ROWS) == 7
-    assert value(found, PLANNER_VERSION) == 10  # the oldest that acts
+    total = merge([first.snapshot(), second.snapshot()])
+    assert value(total, ENV_STEPS) == 7
+    assert value(total, QUEUE_ROWS) == 7
+    assert value(total, PLANNER_VERSION) == 10  # the oldest in use
 
 
 def test_a_snapshot_does_not_change_afterwards() -> None:
@@ -48,26 +48,26 @@ def test_a_quantile_lies_in_its_bucket() -> None:
     recorder = Recorder()
     for size in (1, 1, 1, 3):  # buckets end at 1, 2, 4
         recorder.observe(BATCH_ROWS, size)
-    found = recorder.snapshot()
-    assert quantile(found, BATCH_ROWS, 0.5) <= 1
-    assert 2 < quantile(found, BATCH_ROWS, 0.99) <= 4
-    assert mean(found, BATCH_ROWS) == 1.5
+    snapshot = recorder.snapshot()
+    assert quantile(snapshot, BATCH_ROWS, 0.5) <= 1
+    assert 2 < quantile(snapshot, BATCH_ROWS, 0.99) <= 4
+    assert mean(snapshot, BATCH_ROWS) == 1.5
 
 
-def test_what_was_never_observed_has_no_quantile() -> None:
+def test_without_observations_there_is_no_quantile() -> None:
     assert math.isnan(quantile({}, BATCH_ROWS, 0.5))
     assert math.isnan(mean({}, BATCH_ROWS))
     assert value({}, ENV_STEPS) == 0
     assert math.isnan(value({}, QUEUE_ROWS))
 
 
-def test_more_than_the_last_bucket_is_at_least_its_end() -> None:
+def test_a_quantile_beyond_the_last_bucket_is_its_upper_end() -> None:
     recorder = Recorder()
     recorder.observe(BATCH_ROWS, 1e9)
     assert quantile(recorder.snapshot(), BATCH_ROWS, 0.5) == BATCH_ROWS.buckets[-1]
 
 
-def test_an_unknown_label_or_the_wrong_kind_is_our_own_mistake() -> None:
+def test_an_unknown_label_or_the_wrong_kind_is_a_bug() -> None:
     recorder = Recorder()
     with pytest.raises(AssertionError):
         recorder.add(APPENDS, label="lost")
@@ -77,8 +77,8 @@ def test_an_unknown_label_or_the_wrong_kind_is_our_own_mistake() -> None:
         Metric(name="m3pc_counts", kind="counter", help="No _total.")
 
 
-def test_names_of_another_version_are_left_out() -> None:
-    assert merged([{"m3pc_unheard_of_total": {"": [1.0]}}]) == {}
+def test_metrics_of_another_version_are_left_out() -> None:
+    assert merge([{"m3pc_unknown_total": {"": [1.0]}}]) == {}
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
@@ -89,11 +89,11 @@ def test_every_metric_is_named_and_explained(metric: Metric) -> None:
     assert len(metric.buckets) <= 14
 
 
-def test_the_share_beyond_a_bound_is_that_of_the_buckets_that_end_beyond_it() -> None:
+def test_the_share_above_a_bound_is_that_of_the_buckets_that_end_above_it() -> None:
     recorder = Recorder()
     for age in (0, 5, 500, 501, 10**6):
         recorder.observe(STALENESS, age)
-    found = recorder.snapshot()
-    assert share_above(found, STALENESS, 500) == pytest.approx(2 / 5)
-    assert share_above(found, STALENESS, 5000) == pytest.approx(1 / 5)
+    snapshot = recorder.snapshot()
+    assert share_above(snapshot, STALENESS, 500) == pytest.approx(2 / 5)
+    assert share_above(snapshot, STALENESS, 5000) == pytest.approx(1 / 5)
     assert math.isnan(share_above({}, STALENESS, 500))

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from m3pc.config.schema import Config
-from m3pc.training.dataset import Dataset, prepare, split
+from m3pc.training.dataset import Dataset, prepare_dataset, split
 from m3pc.types import Episode, InputError
 from replay.format.manifest import Header
 from replay.store.store import Store, write_store
@@ -26,7 +26,7 @@ SEGMENTS = pytest.mark.parametrize("segment_bytes", [1, 200, 1 << 20])  # one an
 
 
 def config(**changes: object) -> Config:
-    """Pieces of 2 steps, so that episodes can be written out; all learned from, in order."""
+    """Windows of 2 steps, so that episodes are short; all are learned from, in order."""
     plain: dict[str, Any] = {
         "model__window": 2,
         "planner__horizon": 1,
@@ -39,7 +39,7 @@ def config(**changes: object) -> Config:
 
 def write(path: Path, episodes: Sequence[Episode], horizon: int, segment_bytes: int = 1) -> Store:
     states, actions = episodes[0].states.shape[1], episodes[0].actions.shape[1]
-    fits = header(states=states, actions=actions, horizon=horizon)
+    fits = header(states=states, actions=actions, max_episode_steps=horizon)
     with write_store(path, fits, segment_bytes=segment_bytes) as writer:
         for episode in episodes:
             writer.append(episode)
@@ -70,7 +70,7 @@ def of_lengths(path: Path, lengths: Sequence[int]) -> Store:
 @pytest.mark.parametrize(
     ("share", "train", "held_out"), [(1.0, 10, 0), (0.95, 10, 0), (0.8, 8, 2), (0.06, 1, 9)]
 )
-def test_a_share_of_the_episodes_is_learned_from_and_the_last_ones_validate(
+def test_the_first_episodes_are_learned_from_and_the_last_ones_held_out(
     share: float, train: int, held_out: int, tmp_path: Path
 ) -> None:
     store = of_lengths(tmp_path / "s", [5] * 10)
@@ -120,7 +120,7 @@ def test_no_episode_to_learn_from_is_refused(
 ) -> None:
     store = of_lengths(tmp_path / "s", [5, 5, 5])
     with pytest.raises(InputError) as refused:
-        prepare(store, config(**changes))
+        prepare_dataset(store, config(**changes))
     assert words in sentence(refused)
 
 
@@ -128,7 +128,7 @@ def test_no_episode_to_learn_from_is_refused(
 
 
 def random_episodes(lengths: Sequence[int]) -> list[Episode]:
-    """Far from 0, so that padding shows in the mean and the spread."""
+    """Far from 0, so that padding changes mean and deviation."""
     rng = np.random.default_rng(3)
     return [
         Episode(
@@ -144,14 +144,14 @@ def random_episodes(lengths: Sequence[int]) -> list[Episode]:
 
 def filled(columns: Sequence[NDArray[Any]]) -> Doubles:
     """Episodes [L, ...] as one array [E, H, ...] with zeros after their ends."""
-    whole = np.zeros((len(columns), HORIZON, *columns[0].shape[1:]))
-    for row, column in zip(whole, columns, strict=True):
+    cells = np.zeros((len(columns), HORIZON, *columns[0].shape[1:]))
+    for row, column in zip(cells, columns, strict=True):
         row[: len(column)] = column
-    return whole
+    return cells
 
 
 def naive_returns(rewards: NDArray[Any], include_now: bool) -> Doubles:
-    """The average over the H - t steps left, written as its definition."""
+    """The average over the H - t remaining steps, by its definition."""
     first = 0 if include_now else 1
     sums = [rewards[t + first :].sum(dtype=np.float64) for t in range(len(rewards))]
     return np.array([total / (HORIZON - t) for t, total in enumerate(sums)])
@@ -163,12 +163,12 @@ def naive(episodes: Sequence[Episode], *, padded: bool, include_now: bool) -> di
         "rewards": [e.rewards[:, None] for e in episodes],
         "returns": [naive_returns(e.rewards, include_now)[:, None] for e in episodes],
     }
-    found: dict[str, Doubles] = {}
+    statistics: dict[str, Doubles] = {}
     for name, parts in columns.items():
-        whole = filled(parts) if padded else np.concatenate(parts).astype(np.float64)
-        rows = whole.reshape(-1, whole.shape[-1])
-        found |= {f"{name}.mean": rows.mean(axis=0), f"{name}.std": rows.std(axis=0)}
-    return found
+        column = filled(parts) if padded else np.concatenate(parts).astype(np.float64)
+        rows = column.reshape(-1, column.shape[-1])
+        statistics |= {f"{name}.mean": rows.mean(axis=0), f"{name}.std": rows.std(axis=0)}
+    return statistics
 
 
 @SEGMENTS
@@ -177,26 +177,28 @@ def naive(episodes: Sequence[Episode], *, padded: bool, include_now: bool) -> di
 def test_statistics_are_those_of_the_plain_arrays(
     padded: bool, include_now: bool, segment_bytes: int, tmp_path: Path
 ) -> None:
-    """Of the six long enough the first four are learned from; padded means zeros up to H."""
+    """The first four of six long enough episodes are learned from; padding is zeros up to H."""
     episodes = random_episodes([6, 4, 2, 9, 5, 7, 8])
     store = write(tmp_path / "s", episodes, HORIZON, segment_bytes)
     changes = {"normaliser__padded": padded, "returns__include_now": include_now}
-    dataset = prepare(store, config(dataset__min_length=4, dataset__train_share=0.67, **changes))
+    dataset = prepare_dataset(
+        store, config(dataset__min_length=4, dataset__train_share=0.67, **changes)
+    )
     assert np.flatnonzero(dataset.train).tolist() == [0, 1, 3, 4]
     learned = [episodes[number] for number in (0, 1, 3, 4)]
     expected = naive(learned, padded=padded, include_now=include_now)
     assert dataset.arrays.keys() == expected.keys()
     for name, values in expected.items():
-        found = dataset.arrays[name]
-        assert found.dtype == np.float32
-        assert found == pytest.approx(values, rel=1e-5), name
+        array = dataset.arrays[name]
+        assert array.dtype == np.float32
+        assert array == pytest.approx(values, rel=1e-5), name
     bare = naive(learned, padded=False, include_now=include_now)
     assert dataset.critic_arrays["state_mean"] == pytest.approx(bare["states.mean"], rel=1e-5)
     assert dataset.critic_arrays["state_std"] == pytest.approx(bare["states.std"], rel=1e-5)
 
 
 def spreads(path: Path, **changes: object) -> Dataset:
-    """Spread of states: 0, exactly 1/4, 2; of rewards: 0."""
+    """Deviations of states: 0, exactly 1/4, 2; of rewards: 0."""
     steps = np.array([[7, 0.5, 0], [7, 0, 4], [7, 0.5, 0], [7, 0, 4], [7, 0, 0]], np.float32)
     episode = Episode(
         states=steps,
@@ -205,7 +207,7 @@ def spreads(path: Path, **changes: object) -> Dataset:
         terminated=True,
         truncated=False,
     )
-    return prepare(write(path, [episode] * 2, horizon=4), config(**changes))
+    return prepare_dataset(write(path, [episode] * 2, horizon=4), config(**changes))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +220,7 @@ def spreads(path: Path, **changes: object) -> Dataset:
         (0.5, "one", [1, 1, 2], 1),
     ],
 )
-def test_what_hardly_varies_is_not_blown_up(
+def test_a_nearly_constant_column_is_not_scaled_up(
     floor: float, below: str, states: list[float], rewards: float, tmp_path: Path
 ) -> None:
     changes = {"normaliser__std_floor": floor, "normaliser__below_floor": below}
@@ -246,7 +248,7 @@ FEW_BYTES = pytest.mark.parametrize("segment_bytes", [1, 60, 1 << 20])
 def by_hand(path: Path, *, segment_bytes: int = 1, **changes: object) -> Dataset:
     episodes = [with_rewards(*rewards) for rewards in BY_HAND]
     store = write(path, episodes, horizon=7, segment_bytes=segment_bytes)
-    return prepare(store, config(**SUMS | changes))
+    return prepare_dataset(store, config(**SUMS | changes))
 
 
 @FEW_BYTES
@@ -310,17 +312,17 @@ def test_the_range_of_returns_has_0_in_it_where_padding_counts(
     for flag, expected in ((False, bare), (True, padded)):
         # The range is over all that is learned from, not over the best.
         changes = {"normaliser__padded": flag, "replay__episodes": 1}
-        found = prepare(store, config(returns__mode="sum", **changes)).return_range
-        assert found.dtype == np.float32
-        assert found.tolist() == expected
+        return_range = prepare_dataset(store, config(returns__mode="sum", **changes)).return_range
+        assert return_range.dtype == np.float32
+        assert return_range.tolist() == expected
 
 
-def test_held_out_episodes_leave_no_trace(tmp_path: Path) -> None:
-    """The fifth episode by hand is held out; whatever it holds, all numbers are the same."""
+def test_held_out_episodes_do_not_influence_the_statistics(tmp_path: Path) -> None:
+    """The fifth episode is held out: whatever it contains, all numbers are the same."""
     with_it = by_hand(tmp_path / "s")
     episodes = [with_rewards(*rewards) for rewards in BY_HAND[:4]]
     store = write(tmp_path / "t", episodes, horizon=7)
-    without = prepare(store, config(returns__mode="sum"))
+    without = prepare_dataset(store, config(returns__mode="sum"))
     assert with_it.held_out.tolist() == [False] * 4 + [True]
     for name, values in without.arrays.items():
         assert with_it.arrays[name].tolist() == values.tolist()
@@ -330,8 +332,8 @@ def test_held_out_episodes_leave_no_trace(tmp_path: Path) -> None:
     )  # 6 + 1 + 3 + 10
 
 
-def test_a_header_is_all_that_the_step_limit_comes_from(tmp_path: Path) -> None:
+def test_the_step_limit_comes_from_the_header_alone(tmp_path: Path) -> None:
     fits = Header(states=1, actions=1, max_episode_steps=1000, env=None, source={"kind": "test"})
     with write_store(tmp_path / "s", fits) as writer:
         writer.append(with_rewards(1, 1))
-    assert len(prepare(Store(tmp_path / "s"), config()).envelope) == 1000
+    assert len(prepare_dataset(Store(tmp_path / "s"), config()).envelope) == 1000

@@ -11,71 +11,71 @@ from m3pc.config import presets
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import LATEST
 from m3pc.tracking import run_log
-from m3pc.training.dataset import prepare
-from m3pc.training.pretrain import resume, start
+from m3pc.training.dataset import prepare_dataset
+from m3pc.training.pretrain import create_run, resume
 from replay.store.store import Store
 from tests.support.runs.commands import assert_one_sentence, invoke, line_with, shows
 from tests.support.runs.small_run import (
     CRITIC,
-    FEW,
+    FEW_UPDATES,
     MEASURES,
     MODEL,
     REGRESSION,
     REPORTS,
     TOTAL,
-    Watched,
+    WatchedRun,
     config,
-    each_update,
-    sets,
-    silent,
+    ignore,
+    set_options,
+    watch_updates,
 )
 
 # A run
 
 
-def test_a_run_begins_with_a_checkpoint_of_nothing_learned(data: Store, tmp_path: Path) -> None:
-    start(data, config(), tmp_path / "run")
+def test_a_run_begins_with_a_checkpoint_of_untrained_weights(data: Store, tmp_path: Path) -> None:
+    create_run(data, config(), tmp_path / "run")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"checkpoints", "config.yaml"}
-    found = checkpoint.read(tmp_path / "run")
-    assert found.path.name == "000000000"
-    assert (found.weights.version, found.weights.config) == (0, config())
-    assert (found.weights.state_size, found.weights.action_size) == (3, 1)
-    assert (found.weights.max_episode_steps, found.weights.env) == (30, None)
-    assert found.progress == {
+    saved = checkpoint.read(tmp_path / "run")
+    assert saved.path.name == "000000000"
+    assert (saved.weights.version, saved.weights.config) == (0, config())
+    assert (saved.weights.state_size, saved.weights.action_size) == (3, 1)
+    assert (saved.weights.max_episode_steps, saved.weights.env) == (30, None)
+    assert saved.progress == {
         "model_updates": 0,
         "critic_updates": 0,
         "data": str(data.path),
         "checksum": data.checksum,
     }
-    tensors, dataset = found.weights.tensors, prepare(data, config())
+    tensors, dataset = saved.weights.tensors, prepare_dataset(data, config())
     for name, array in dataset.arrays.items():
         assert tensors[f"normaliser.{name}"].tolist() == array.tolist()
     for name, array in dataset.critic_arrays.items():
         assert tensors[f"critic.{name}"].tolist() == array.tolist()
     assert tensors["envelope"].tolist() == dataset.envelope.tolist()
     assert tensors["return_range"].tolist() == dataset.return_range.tolist()
-    assert found.training["model.log_alpha"].item() == pytest.approx(math.log(0.1))
+    assert saved.training["model.log_alpha"].item() == pytest.approx(math.log(0.1))
 
 
 def test_a_run_leaves_settings_metrics_events_and_the_newest_checkpoints(
-    straight: Watched,
+    straight: WatchedRun,
 ) -> None:
     run, done = straight.done.path, straight.done
     assert presets.load(run / "config.yaml") == config()
     assert len(list(run.glob("events.out.tfevents.*"))) == 1
     names = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert names == ["000000050", "000000060", "000000070", LATEST]  # pretrain.keep = 3
-    found = checkpoint.read(run)
-    assert found.path.name == "000000070"
-    assert (found.progress["model_updates"], found.progress["critic_updates"]) == (40, 30)
-    assert found.weights.version == TOTAL
-    assert found.weights.digest == done.weights.digest
+    saved = checkpoint.read(run)
+    assert saved.path.name == "000000070"
+    assert (saved.progress["model_updates"], saved.progress["critic_updates"]) == (40, 30)
+    assert saved.weights.version == TOTAL
+    assert saved.weights.digest == done.weights.digest
     assert done.measures.keys() == MEASURES
     assert all(map(math.isfinite, done.measures.values()))
 
 
-def test_metrics_are_lines_of_json_in_the_order_of_updates(straight: Watched) -> None:
+def test_metrics_are_lines_of_json_in_the_order_of_updates(straight: WatchedRun) -> None:
     text = (straight.done.path / run_log.NAME).read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [(line["update"], line["group"]) for line in lines] == [
@@ -88,19 +88,19 @@ def test_metrics_are_lines_of_json_in_the_order_of_updates(straight: Watched) ->
     assert by_group["held_out"] == MEASURES
     assert by_group["critic"] == {"value_loss", "q_loss"}
     assert by_group["model"] >= {"states", "rewards", "returns", "entropy", "alpha", "gradient"}
-    last = run_log.read(straight.done.path, "held_out")[-1]
+    last = run_log.read_metrics(straight.done.path, "held_out")[-1]
     assert last == {"update": TOTAL, **straight.done.measures}
 
 
-def test_the_model_comes_first_then_regression_then_the_critic(straight: Watched) -> None:
+def test_the_model_comes_first_then_regression_then_the_critic(straight: WatchedRun) -> None:
     expected = {"model": MODEL, "regression": REGRESSION, "critic": CRITIC}
     assert straight.updates == [word for word, count in expected.items() for _ in range(count)]
     assert [report["updates"] for report in straight.reports] == REPORTS
     assert {report["of"] for report in straight.reports} == {TOTAL}
 
 
-def test_no_update_looks_at_a_held_out_episode(straight: Watched, data: Store) -> None:
-    train = prepare(data, config()).train
+def test_no_update_sees_a_held_out_episode(straight: WatchedRun, data: Store) -> None:
+    train = prepare_dataset(data, config()).train
     assert (train.sum(), len(train)) == (9, 12)
     states = [set(map(tuple, episode.states.tolist())) for episode in data.episodes()]
     assert [bool(straight.states & episode) for episode in states] == train.tolist()
@@ -112,37 +112,37 @@ def test_the_seed_alone_decides_the_weights(data: Store, tmp_path: Path) -> None
     for number, seed in enumerate((0, 0, 1)):
         torch.manual_seed(number)  # whatever was drawn in this process before
         run = tmp_path / str(number)
-        start(data, config(seed=seed, **FEW), run)
-        digests.append((checkpoint.read(run).weights.digest, resume(run, silent).weights.digest))
+        create_run(data, config(seed=seed, **FEW_UPDATES), run)
+        digests.append((checkpoint.read(run).weights.digest, resume(run, ignore).weights.digest))
     assert digests[0] == digests[1]
     assert len({digest for pair in digests for digest in pair}) == 4
 
 
 @pytest.mark.usefixtures("quick")
 def test_without_held_out_episodes_nothing_is_measured(data: Store, tmp_path: Path) -> None:
-    start(data, config(dataset__train_share=1.0, **FEW), tmp_path / "run")
-    assert resume(tmp_path / "run", silent).measures == {}
-    assert run_log.read(tmp_path / "run", "held_out") == [{"update": 4}, {"update": 6}]
+    create_run(data, config(dataset__train_share=1.0, **FEW_UPDATES), tmp_path / "run")
+    assert resume(tmp_path / "run", ignore).measures == {}
+    assert run_log.read_metrics(tmp_path / "run", "held_out") == [{"update": 4}, {"update": 6}]
 
 
 # The command
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_command_says_what_was_measured(
+def test_the_command_prints_the_measurements(
     data: Store,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    order = [*sets(**FEW), "--data", data.path, "--preset", "small", "--seed", "3"]
+    order = [*set_options(**FEW_UPDATES), "--data", data.path, "--preset", "small", "--seed", "3"]
     code, out, _ = invoke(capsys, monkeypatch, "pretrain", *order)
     assert code == 0
     run = tmp_path / "runs" / "walk-small-seed3"
-    found = checkpoint.read(run)
-    assert found.weights.config == config(seed=3, **FEW)
-    measured = run_log.read(run, "held_out")[-1]
+    saved = checkpoint.read(run)
+    assert saved.weights.config == config(seed=3, **FEW_UPDATES)
+    measured = run_log.read_metrics(run, "held_out")[-1]
     for words, names in (
         ("next state", ("state_1", "copy_1")),
         ("last state", ("state_h", "copy_h")),
@@ -157,7 +157,7 @@ def test_the_command_says_what_was_measured(
         line = line_with(out, words)
         for name in names:
             assert shows(line, measured[name]), (line, name)
-    assert f"run: runs/walk-small-seed3  weights: {found.weights.digest[:16]}" in out
+    assert f"run: runs/walk-small-seed3  weights: {saved.weights.digest[:16]}" in out
     assert (run / "curve.png").read_bytes().startswith(b"\x89PNG")
     # A finished run says it again.
     again = invoke(capsys, monkeypatch, "pretrain", "--resume", "runs/walk-small-seed3")
@@ -165,13 +165,19 @@ def test_the_command_says_what_was_measured(
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_command_says_so_where_nothing_was_held_out(
+def test_the_command_says_that_no_episode_was_held_out(
     data: Store,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    order = [*sets(dataset__train_share=1.0, **FEW), "--data", data.path, "--preset", "small"]
+    order = [
+        *set_options(dataset__train_share=1.0, **FEW_UPDATES),
+        "--data",
+        data.path,
+        "--preset",
+        "small",
+    ]
     done = invoke(capsys, monkeypatch, "pretrain", *order, "--out", tmp_path / "run")
     assert done.code == 0, done.errors
     assert "no episode was held out" in done.out
@@ -185,8 +191,8 @@ def test_training_that_diverges_ends_with_its_own_code(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    each_update(monkeypatch, lambda word, batch: batch.states.fill(math.nan))
-    order = [*sets(**FEW), "--data", data.path]
+    watch_updates(monkeypatch, lambda word, batch: batch.states.fill(math.nan))
+    order = [*set_options(**FEW_UPDATES), "--data", data.path]
     done = invoke(capsys, monkeypatch, "pretrain", *order, "--out", tmp_path / "run")
     assert done.code == 76
     assert "update 0 is nan: training diverged; start again with a lower" in done.errors

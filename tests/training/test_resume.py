@@ -1,4 +1,4 @@
-"""A run that is killed at any moment ends as if nothing had happened, to the bit."""
+"""A run that is killed at any moment and resumed ends with the same bits."""
 
 import json
 import math
@@ -21,28 +21,28 @@ from torch import Tensor
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import LATEST, TRAINING, WEIGHTS
 from m3pc.tracking import run_log
-from m3pc.training.pretrain import resume, start
+from m3pc.training.pretrain import create_run, resume
 from m3pc.types import InputError
 from replay.store.store import Store
 from tests.support.episodes.shared_data import ROOT
 from tests.support.models.small_checkpoint import put, with_content, with_metadata, with_tensors
 from tests.support.runs.refusals import sentence
 from tests.support.runs.small_run import (
-    FEW,
+    FEW_UPDATES,
     MODEL,
     TOTAL,
-    Watched,
+    WatchedRun,
     config,
-    each_update,
+    ignore,
     outcome,
-    sets,
-    silent,
+    set_options,
+    watch_updates,
     write_data,
 )
 
 
-def copied(straight: Watched, tmp_path: Path, *, back_to: int = TOTAL) -> Path:
-    """The finished run, or as it was with an earlier one of the checkpoints that it has."""
+def copied(straight: WatchedRun, tmp_path: Path, *, back_to: int = TOTAL) -> Path:
+    """A copy of the finished run, with its checkpoints after update `back_to` removed."""
     run = tmp_path / "run"
     shutil.copytree(straight.done.path, run)
     for number in range(back_to + 10, TOTAL + 1, 10):
@@ -52,7 +52,7 @@ def copied(straight: Watched, tmp_path: Path, *, back_to: int = TOTAL) -> Path:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_finished_run_is_measured_and_nothing_else(straight: Watched, tmp_path: Path) -> None:
+def test_a_finished_run_is_measured_and_nothing_else(straight: WatchedRun, tmp_path: Path) -> None:
     run = copied(straight, tmp_path)
     reports: list[Mapping[str, Any]] = []
     done = resume(run, reports.append)
@@ -62,39 +62,39 @@ def test_a_finished_run_is_measured_and_nothing_else(straight: Watched, tmp_path
     assert outcome(run) == straight.outcome
 
 
-def test_other_data_are_refused(straight: Watched, tmp_path: Path) -> None:
+def test_other_data_are_refused(straight: WatchedRun, tmp_path: Path) -> None:
     run = copied(straight, tmp_path, back_to=50)
     before = outcome(run)
     other = Store(write_data(tmp_path / "other", seed=1))
     with pytest.raises(InputError) as refused:
-        resume(run, silent, data=other)
+        resume(run, ignore, data=other)
     assert other.checksum[:16] in sentence(refused)
     assert outcome(run) == before
 
 
 @pytest.mark.usefixtures("quick")
-def test_data_that_moved_are_taken_from_their_new_place(data: Store, tmp_path: Path) -> None:
+def test_data_that_moved_are_read_from_their_new_path(data: Store, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(data.path, tmp_path / "first")
-    start(Store(tmp_path / "first"), config(**FEW), run)
+    create_run(Store(tmp_path / "first"), config(**FEW_UPDATES), run)
     (tmp_path / "first").rename(tmp_path / "second")
     with pytest.raises(InputError, match="first is not a store"):
-        resume(run, silent)
-    resume(run, silent, data=Store(tmp_path / "second"))
-    found = checkpoint.read(run)
-    assert (found.path.name, found.progress["data"]) == ("000000006", str(tmp_path / "second"))
-    resume(run, silent)  # knows the new place
+        resume(run, ignore)
+    resume(run, ignore, data=Store(tmp_path / "second"))
+    saved = checkpoint.read(run)
+    assert (saved.path.name, saved.progress["data"]) == ("000000006", str(tmp_path / "second"))
+    resume(run, ignore)  # knows the new place
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_run_that_is_being_worked_on_is_left_alone(straight: Watched, tmp_path: Path) -> None:
+def test_a_run_that_is_being_worked_on_is_left_alone(straight: WatchedRun, tmp_path: Path) -> None:
     run = copied(straight, tmp_path, back_to=50)
     refusals = 0
 
     def meanwhile(numbers: Mapping[str, Any]) -> None:
         nonlocal refusals
         with pytest.raises(InputError, match="being worked on by another process"):
-            resume(run, silent)
+            resume(run, ignore)
         refusals += 1
 
     resume(run, meanwhile)
@@ -102,11 +102,11 @@ def test_a_run_that_is_being_worked_on_is_left_alone(straight: Watched, tmp_path
     assert outcome(run) == straight.outcome
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name, words in (("nowhere", "is not a run"), ("file", "is not a run"), (".", "no check")):
         with pytest.raises(InputError) as refused:
-            resume(tmp_path / name, silent)
+            resume(tmp_path / name, ignore)
         assert words in sentence(refused)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -116,7 +116,7 @@ class StoppedError(Exception):
 
 
 def resume_for(updates: int, run: Path) -> bool:
-    """Resume; stop where the next update would be one too many. Whether there was one."""
+    """Resume and stop after that many updates; whether any were left."""
     made = 0
 
     def count(word: str, batch: object) -> None:
@@ -126,50 +126,52 @@ def resume_for(updates: int, run: Path) -> bool:
         made += 1
 
     with pytest.MonkeyPatch.context() as patch:
-        each_update(patch, count)
+        watch_updates(patch, count)
         try:
-            resume(run, silent)
+            resume(run, ignore)
         except StoppedError:
             return True
     return False
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_no_mask_ever_shows_keeps_nobody_from_going_on(data: Store, tmp_path: Path) -> None:
-    """The embeddings of rewards and returns are never used, so no optimiser has moments of them."""
+def test_a_run_resumes_though_no_mask_ever_shows_some_modalities(
+    data: Store, tmp_path: Path
+) -> None:
+    """The embeddings of rewards and returns are never used and so have no moments."""
     mixture = {f"masks__mixture__{name}": 0.0 for name in ("random", "policy", "dynamics")}
     mixture |= {"masks__mixture__path": 1.0, "masks__mixture__inverse": 1.0}
     digests = []
     for stops in ((), (15,)):
         run = tmp_path / f"{len(stops)}"
-        start(data, config(**mixture), run)
+        create_run(data, config(**mixture), run)
         assert [resume_for(updates, run) for updates in stops] == [True for _ in stops]
-        digests.append(resume(run, silent).weights.digest)
+        digests.append(resume(run, ignore).weights.digest)
     assert digests[0] == digests[1]
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("updates", [40, 63])
 def test_a_run_that_is_stopped_anywhere_ends_the_same(
-    updates: int, data: Store, straight: Watched, tmp_path: Path
+    updates: int, data: Store, straight: WatchedRun, tmp_path: Path
 ) -> None:
     """Model, critic, targets, optimisers, alpha and metrics: every byte of them."""
     run = tmp_path / "run"
-    start(data, config(), run)
+    create_run(data, config(), run)
     assert resume_for(updates, run)
-    assert checkpoint.newest(run / "checkpoints").path.name == f"{updates // 10 * 10:09d}"
-    done = resume(run, silent)
+    assert checkpoint.read_newest(run / "checkpoints").path.name == f"{updates // 10 * 10:09d}"
+    done = resume(run, ignore)
     assert outcome(run) == straight.outcome
     assert done.measures == straight.done.measures
 
 
 @pytest.mark.usefixtures("quick")
 def test_a_run_that_is_stopped_every_few_updates_ends_the_same(
-    data: Store, straight: Watched, tmp_path: Path
+    data: Store, straight: WatchedRun, tmp_path: Path
 ) -> None:
-    """Thirteen updates at a time, of which three are lost."""
+    """Thirteen updates at a time, the last three of which are lost."""
     run = tmp_path / "run"
-    start(data, config(), run)
+    create_run(data, config(), run)
     stops = 0
     while resume_for(13, run):
         stops += 1
@@ -179,50 +181,52 @@ def test_a_run_that_is_stopped_every_few_updates_ends_the_same(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_damaged_checkpoint_costs_the_way_from_the_one_before(
-    straight: Watched, tmp_path: Path
+def test_after_a_damaged_checkpoint_a_run_continues_from_the_one_before(
+    straight: WatchedRun, tmp_path: Path
 ) -> None:
     run = copied(straight, tmp_path)
     for number in (60, 70):
         os.truncate(run / "checkpoints" / f"{number:09d}" / WEIGHTS, 1000)
-    resume(run, silent)
+    resume(run, ignore)
     assert outcome(run) == straight.outcome
 
 
 @pytest.mark.usefixtures("quick")
-def test_reports_after_the_checkpoint_are_forgotten(
-    data: Store, straight: Watched, tmp_path: Path
+def test_reports_after_the_checkpoint_are_deleted(
+    data: Store, straight: WatchedRun, tmp_path: Path
 ) -> None:
-    """In the metrics, where a line may be cut, and in TensorBoard, which shows each step once."""
+    """In the metrics, whose last line may be incomplete, and in TensorBoard."""
     from tensorboard.backend.event_processing import (  # type: ignore[import-untyped]
         event_accumulator,
     )
 
     run = tmp_path / "run"
-    start(data, config(), run)
+    create_run(data, config(), run)
     assert resume_for(38, run)
     with (run / run_log.NAME).open("a") as file:
         file.write('{"update": 38, "gro')
-    resume(run, silent)
+    resume(run, ignore)
     assert outcome(run) == straight.outcome
     board = event_accumulator.EventAccumulator(str(run))
     board.Reload()
-    found = [(event.step, event.value) for event in board.Scalars("model/states")]
-    lines = run_log.read(run, "model")
-    assert [step for step, _ in found] == [line["update"] for line in lines]
-    assert [value for _, value in found] == pytest.approx([line["states"] for line in lines])
+    scalars = [(event.step, event.value) for event in board.Scalars("model/states")]
+    lines = run_log.read_metrics(run, "model")
+    assert [step for step, _ in scalars] == [line["update"] for line in lines]
+    assert [value for _, value in scalars] == pytest.approx([line["states"] for line in lines])
 
 
 @pytest.mark.usefixtures("quick")
-def test_metrics_that_a_power_cut_spoilt_are_mended(straight: Watched, tmp_path: Path) -> None:
-    """What came after the last checkpoint was not made durable: a disk may give zeros back."""
+def test_metrics_that_a_power_cut_damaged_are_repaired(
+    straight: WatchedRun, tmp_path: Path
+) -> None:
+    """Lines after the last checkpoint were not synced: the disk may return zeros for them."""
     run = copied(straight, tmp_path, back_to=60)
     path = run / run_log.NAME
     lines = path.read_bytes().splitlines(keepends=True)
     place = next(n for n, line in enumerate(lines) if json.loads(line)["update"] > 60)
     lines[place] = bytes(len(lines[place]) - 1) + b"\n"
     path.write_bytes(b"".join(lines))
-    resume(run, silent)
+    resume(run, ignore)
     assert outcome(run) == straight.outcome
 
 
@@ -232,9 +236,9 @@ def test_metrics_that_a_power_cut_spoilt_are_mended(straight: Watched, tmp_path:
     [60, 70],
 )
 def test_a_kill_anywhere_around_a_checkpoint_ends_the_same(
-    number: int, straight: Watched, tmp_path: Path
+    number: int, straight: WatchedRun, tmp_path: Path
 ) -> None:
-    """What is on disk at each durable step of one checkpoint is what a kill there leaves."""
+    """A kill leaves what is on disk after one of the durable steps of a checkpoint."""
     run = copied(straight, tmp_path, back_to=50)
     taken: list[Path] = []
     real_sync, copy_tree = os.fsync, shutil.copytree
@@ -249,10 +253,10 @@ def test_a_kill_anywhere_around_a_checkpoint_ends_the_same(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", sync)
-        resume(run, silent)
+        resume(run, ignore)
     assert len(taken) == (12 if number < TOTAL else 11)  # with the metrics of the next one
     for copy in taken[1::3]:
-        resume(copy, silent)
+        resume(copy, ignore)
         assert outcome(copy) == straight.outcome
 
 
@@ -264,7 +268,7 @@ def named(tensors: Mapping[str, Tensor], start_of_name: str) -> str:
 
 
 def instead(name: str, tensor: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
-    """Another tensor in the place of the first one with such a name."""
+    """Replace the first tensor whose name starts so."""
 
     def change(tensors: dict[str, Tensor]) -> None:
         key = named(tensors, name)
@@ -293,22 +297,22 @@ SPOILT: dict[str, Callable[[dict[str, Tensor]], object]] = {
 
 
 def refuse_to_go_on(run: Path) -> None:
-    """Before any update, for it could do harm."""
+    """Resuming is refused before any update."""
 
     def made(word: str, batch: object) -> None:
         raise AssertionError("an update was made")
 
     with pytest.MonkeyPatch.context() as patch:
-        each_update(patch, made)
+        watch_updates(patch, made)
         with pytest.raises(InputError) as refused:
-            resume(run, silent)
+            resume(run, ignore)
     assert sentence(refused)
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", SPOILT)
 def test_a_state_of_training_that_does_not_fit_is_refused(
-    name: str, straight: Watched, tmp_path: Path
+    name: str, straight: WatchedRun, tmp_path: Path
 ) -> None:
     run = copied(straight, tmp_path, back_to=50)
     path = run / "checkpoints" / "000000050"
@@ -323,10 +327,10 @@ def test_a_state_of_training_that_does_not_fit_is_refused(
     "name",
     ["normaliser.states.mean", "normaliser.returns.std", "critic.state_mean", "envelope"],
 )
-def test_scales_that_the_data_do_not_give_are_refused(
-    name: str, straight: Watched, tmp_path: Path
+def test_scales_that_differ_from_those_of_the_data_are_refused(
+    name: str, straight: WatchedRun, tmp_path: Path
 ) -> None:
-    """Of another version, perhaps: the model would see other numbers than it learned from."""
+    """As of another version of the code: the model would see other numbers than before."""
     run = copied(straight, tmp_path, back_to=50)
     with_tensors(run / "checkpoints" / "000000050", lambda tensors: tensors[name].add_(1))
     refuse_to_go_on(run)
@@ -346,7 +350,7 @@ LIES: dict[str, tuple[str, object]] = {
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", LIES)
-def test_counters_that_cannot_be_are_refused(name: str, straight: Watched, tmp_path: Path) -> None:
+def test_impossible_counters_are_refused(name: str, straight: WatchedRun, tmp_path: Path) -> None:
     run = copied(straight, tmp_path, back_to=50)
     field, value = LIES[name]
     with_metadata(run / "checkpoints" / "000000050", put(f"progress/{field}", value))
@@ -371,15 +375,15 @@ def spawn(folder: Path, *arguments: str | Path) -> subprocess.Popen[bytes]:
 
 
 def wait(process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
-    """Until the condition holds or the process has ended, for 100 s at most."""
+    """Wait until the condition holds or the process has ended, at most 100 seconds."""
     end = time.monotonic() + 100
     while process.poll() is None and not condition():
         assert time.monotonic() < end, "it does not get there"
         time.sleep(0.001)
 
 
-class Watch:
-    """Tells from the files of a run, as this process goes on with it, how far it is."""
+class RunWatch:
+    """Reads from a run's files how far the process is that resumed it."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -400,10 +404,10 @@ class Watch:
 
     def _stamp(self) -> tuple[int, int] | None:
         try:
-            found = (self._run / run_log.NAME).stat()
+            stat = (self._run / run_log.NAME).stat()
         except FileNotFoundError:
             return None
-        return found.st_size, found.st_mtime_ns
+        return stat.st_size, stat.st_mtime_ns
 
 
 @pytest.mark.timeout(1200)
@@ -411,9 +415,9 @@ class Watch:
 def test_a_run_that_is_killed_again_and_again_ends_the_same(
     count: int, data: Store, tmp_path: Path
 ) -> None:
-    """kill -9 while the run is made and `count` times on its way, also inside a checkpoint."""
+    """kill -9 while the run is created and `count` times later, also inside a checkpoint."""
     run, straight = tmp_path / "run", tmp_path / "straight"
-    order = [*sets(**LONGER), "--data", data.path, "--preset", "small", "--out", run]
+    order = [*set_options(**LONGER), "--data", data.path, "--preset", "small", "--out", run]
     targets = sorted(np.random.default_rng(11).integers(1, 90, count).tolist())
     process = spawn(tmp_path, *order)
     try:
@@ -429,13 +433,13 @@ def test_a_run_that_is_killed_again_and_again_ends_the_same(
         assert (tmp_path / ".run.partial").exists()
         process, kills = spawn(tmp_path, *order), 0
         for number, target in enumerate(targets):
-            watch = Watch(run)
+            watch = RunWatch(run)
             near = watch.writing if number % 2 else watch.past
             wait(process, lambda near=near, target=target: near(target))  # type: ignore[misc]
             if number == 0:
                 process.send_signal(signal.SIGSTOP)
                 with pytest.raises(InputError, match="being worked on by another process"):
-                    resume(run, silent)
+                    resume(run, ignore)
             process.kill()
             kills += process.wait() == -signal.SIGKILL
             process = spawn(tmp_path, "--resume", run)
@@ -444,8 +448,8 @@ def test_a_run_that_is_killed_again_and_again_ends_the_same(
         process.kill()
         process.wait()
     assert kills == count
-    start(data, config(**LONGER), straight)
-    done = resume(straight, silent)
+    create_run(data, config(**LONGER), straight)
+    done = resume(straight, ignore)
     assert outcome(run) == outcome(straight)
     assert f"weights: {done.weights.digest[:16]}" in (tmp_path / "output").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["output", "run", "straight"]

@@ -1,4 +1,4 @@
-"""Behaviour policies in plain numpy: small ReLU networks. S state, A action."""
+"""Behaviour policies as small ReLU networks in numpy. S numbers in a state, A in an action."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +10,8 @@ from m3pc.types import LOG_STD_RANGE, Floats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
+    """A dense layer."""
+
     weight: Floats  # [out, in]
     bias: Floats  # [out]
 
@@ -18,7 +20,7 @@ class Linear:
 
 
 class Network(Protocol):
-    """One state in, one action out: results never depend on what else is being rolled out."""
+    """A policy network. It takes one state at a time, so results do not depend on batching."""
 
     @property
     def hidden(self) -> tuple[Linear, ...]: ...
@@ -31,14 +33,14 @@ class Network(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TanhGaussian:
-    """A tanh-squashed Gaussian on top, as SAC has it."""
+    """A network whose output is a tanh-squashed Gaussian, as in SAC."""
 
     hidden: tuple[Linear, ...]
     mean: Linear
     log_std: Linear
 
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
-        """tanh of a Gaussian draw [A]; with no `rng`, of the Gaussian's mean."""
+        """The tanh of a Gaussian sample [A]; without `rng`, of the Gaussian's mean."""
         x = _through(self.hidden, state)
         u = self.mean(x)
         if rng is not None:
@@ -49,7 +51,7 @@ class TanhGaussian:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegressionPolicy:
-    """The last layer gives the action itself, as cloning by least squares has it."""
+    """A network whose last layer is the action, as behaviour cloning by least squares trains it."""
 
     hidden: tuple[Linear, ...]
     mean: Linear
@@ -60,19 +62,19 @@ class RegressionPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptedPolicy:
-    """A policy that is shown other states than those it knows, or disturbed."""
+    """A policy with reordered states or noisy actions."""
 
     policy: Network
-    columns: tuple[int, ...] | None = None  # of a state [S], in the order that it knows
-    noise: float = 0.0  # standard deviation of what is added to each number of its actions
+    columns: tuple[int, ...] | None = None  # of a state [S], in the policy's order; None: all
+    noise: float = 0.0  # standard deviation of the noise on each number of an action
 
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
-        seen = state if self.columns is None else state[list(self.columns)]
-        action = self.policy.act(seen, rng)
+        observation = state if self.columns is None else state[list(self.columns)]
+        action = self.policy.act(observation, rng)
         if rng is None or not self.noise:
             return action
-        disturbance = rng.standard_normal(len(action), dtype=np.float32)
-        return (action + np.float32(self.noise) * disturbance).clip(-1, 1)
+        noise = rng.standard_normal(len(action), dtype=np.float32)
+        return (action + np.float32(self.noise) * noise).clip(-1, 1)
 
 
 def _through(layers: tuple[Linear, ...], state: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""Following published weights: what is newer and sound is taken, nothing else."""
+"""Following published weights: newer and valid versions are loaded, nothing else."""
 
 import dataclasses
 import json
@@ -10,27 +10,29 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from m3pc.model.weights import SETTINGS, Weights, check_sum, described, tensors_digest, to_bytes
+from m3pc.model.weights import SETTINGS, Weights, checksum, description, tensors_digest, to_bytes
 from m3pc.telemetry import catalogue, recorder
 from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Coordinator, CoordinatorUnavailableError, Pointer, Version
 from planner.policy import Policy
-from planner.server.weights_loader import LONGEST_PAUSE, WeightsLoader
+from planner.server.weights_loader import BACKOFF, PointerSource, WeightsLoader
 from tests.support.models.published import publish, small_config, versioned, write
 from tests.support.servers.coordinators import InFile
 
 
-class Taken:
-    """Keeps the policies that it was given; its clock stands still unless told."""
+class Follower:
+    """A loader, the policies that it loaded, and its clock, which a test moves."""
 
-    def __init__(self, folder: Path, coordinator: Coordinator) -> None:
+    def __init__(
+        self, folder: Path, coordinator: Coordinator, source: PointerSource | None = None
+    ) -> None:
         self.folder, self.coordinator = folder, coordinator
         self.policies: list[Policy] = []
         self.now, self.recorder = 0.0, Recorder()
         self.loader = WeightsLoader(
             Policy(versioned(7, epoch=0)),
             self.policies.append,
-            coordinator,
+            source or coordinator,
             folder,
             recorder=self.recorder,
             clock=lambda: self.now,
@@ -45,12 +47,12 @@ class Taken:
 
 
 @pytest.fixture
-def taken(tmp_path: Path) -> Iterator[Taken]:
+def follower(tmp_path: Path) -> Iterator[Follower]:
     place = InFile(tmp_path)
-    found = Taken(tmp_path, place.client())
-    assert found.coordinator.new_epoch("weights") == 1
-    yield found
-    found.loader.close()
+    follower = Follower(tmp_path, place.client())
+    assert follower.coordinator.new_epoch("weights") == 1
+    yield follower
+    follower.loader.close()
     place.close()
 
 
@@ -58,47 +60,47 @@ def at(number: int, epoch: int = 1) -> Version:
     return Version(epoch=epoch, number=number)
 
 
-def test_newer_weights_are_taken_as_they_were_published(taken: Taken) -> None:
+def test_newer_weights_are_loaded_as_they_were_published(follower: Follower) -> None:
     for number in (1, 2):
-        publish(taken.coordinator, taken.folder, versioned(number))
-        taken.loader.poll(0.0)
-    assert taken.versions == [at(1), at(2)]
-    assert taken.policies[1].weights.digest == versioned(2).digest
-    assert taken.rejected() == {}
+        publish(follower.coordinator, follower.folder, versioned(number))
+        follower.loader.poll(0.0)
+    assert follower.versions == [at(1), at(2)]
+    assert follower.policies[1].weights.digest == versioned(2).digest
+    assert follower.rejected() == {}
 
 
-def test_nothing_new_is_nothing_taken(taken: Taken) -> None:
-    taken.loader.poll(0.0)
-    publish(taken.coordinator, taken.folder, versioned(1))
+def test_a_version_is_loaded_once(follower: Follower) -> None:
+    follower.loader.poll(0.0)
+    publish(follower.coordinator, follower.folder, versioned(1))
     for _ in range(3):
-        taken.loader.poll(0.0)
-    assert taken.versions == [at(1)]
+        follower.loader.poll(0.0)
+    assert follower.versions == [at(1)]
 
 
-def test_an_older_version_is_never_taken(taken: Taken) -> None:
+def test_an_older_version_is_never_loaded(follower: Follower) -> None:
     pointers = {
-        version: write(taken.folder, to_bytes(versioned(version.number, version.epoch)), version)
+        version: write(follower.folder, to_bytes(versioned(version.number, version.epoch)), version)
         for version in (at(5), at(4), at(9, epoch=0), at(1, epoch=2), at(9))
     }
-    assert [taken.loader.offer(pointer) for pointer in pointers.values()] == [
+    assert [follower.loader.maybe_load(pointer) for pointer in pointers.values()] == [
         True,
         False,
         False,
         True,
         False,
     ]
-    assert not taken.loader.offer(pointers[at(1, epoch=2)]), "the same again"
-    assert taken.versions == [at(5), at(1, epoch=2)]
-    assert taken.rejected() == {}
+    assert not follower.loader.maybe_load(pointers[at(1, epoch=2)]), "the same version again"
+    assert follower.versions == [at(5), at(1, epoch=2)]
+    assert follower.rejected() == {}
 
 
 def changed(change: Callable[[dict[str, torch.Tensor]], object]) -> bytes:
-    """A file by somebody who makes mistakes, but knows how to seal them."""
+    """A file with changed tensors whose checksums fit."""
     good = versioned(2)
     tensors = load(to_bytes(good))
     change(tensors)
-    settings = {"format": 1, **described(good), "digest": tensors_digest(tensors)}
-    return save(tensors, {SETTINGS: json.dumps(settings | {"check": check_sum(settings)})})
+    settings = {"format": 1, **description(good), "digest": tensors_digest(tensors)}
+    return save(tensors, {SETTINGS: json.dumps(settings | {"check": checksum(settings)})})
 
 
 def other_sizes() -> Weights:
@@ -137,15 +139,15 @@ CONTENTS: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 @pytest.mark.parametrize("kind", CONTENTS)
-def test_a_file_that_is_not_sound_is_rejected(kind: str, taken: Taken) -> None:
+def test_a_file_that_is_not_valid_is_rejected(kind: str, follower: Follower) -> None:
     content, reason = CONTENTS[kind]
-    taken.coordinator.publish("weights", write(taken.folder, content(), at(2)))
-    taken.loader.poll(0.0)
-    assert taken.rejected() == {reason: [1]}
-    assert taken.policies == []
-    publish(taken.coordinator, taken.folder, versioned(3))
-    taken.loader.poll(0.0)
-    assert taken.versions == [at(3)], "it goes on watching"
+    follower.coordinator.publish("weights", write(follower.folder, content(), at(2)))
+    follower.loader.poll(0.0)
+    assert follower.rejected() == {reason: [1]}
+    assert follower.policies == []
+    publish(follower.coordinator, follower.folder, versioned(3))
+    follower.loader.poll(0.0)
+    assert follower.versions == [at(3)], "it goes on watching"
 
 
 def _replaced(make: Callable[[Path], object]) -> Callable[[Path], object]:
@@ -167,56 +169,58 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
-def test_a_file_that_was_damaged_is_rejected(kind: str, taken: Taken) -> None:
+def test_a_file_that_was_damaged_is_rejected(kind: str, follower: Follower) -> None:
     damage, reason = DAMAGES[kind]
-    pointer = publish(taken.coordinator, taken.folder, versioned(2))
-    damage(taken.folder / pointer.path)
-    taken.loader.poll(0.0)
-    assert (taken.rejected(), taken.policies) == ({reason: [1]}, [])
+    pointer = publish(follower.coordinator, follower.folder, versioned(2))
+    damage(follower.folder / pointer.path)
+    follower.loader.poll(0.0)
+    assert (follower.rejected(), follower.policies) == ({reason: [1]}, [])
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/hostname", "weights/link"])
-def test_a_file_outside_of_the_run_is_not_read(path: str, taken: Taken, tmp_path: Path) -> None:
+def test_a_file_outside_of_the_run_is_not_read(
+    path: str, follower: Follower, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     (run / "weights").mkdir(parents=True)
     (tmp_path / "outside").write_bytes(GOOD)
     (run / "weights" / "link").symlink_to(tmp_path / "outside")
-    inside = Taken(run, taken.coordinator)
+    inside = Follower(run, follower.coordinator)
     pointer = write(run, GOOD, at(2))
-    assert not inside.loader.offer(dataclasses.replace(pointer, path=path))
+    assert not inside.loader.maybe_load(dataclasses.replace(pointer, path=path))
     assert inside.rejected() == {"missing": [1]}
-    assert inside.loader.offer(pointer)
+    assert inside.loader.maybe_load(pointer)
 
 
-def test_what_was_rejected_is_tried_again_after_a_pause_that_grows(taken: Taken) -> None:
-    pointer = publish(taken.coordinator, taken.folder, versioned(2))
-    path = taken.folder / pointer.path
+def test_a_rejected_version_is_tried_again_after_a_pause_that_grows(follower: Follower) -> None:
+    pointer = publish(follower.coordinator, follower.folder, versioned(2))
+    path = follower.folder / pointer.path
     path.rename(path.with_name("aside"))
     tries = []
     for second in range(200):
-        taken.now = float(second)
-        taken.loader.poll(0.0)
-        tries.append(int(taken.rejected()["missing"][0]))
+        follower.now = float(second)
+        follower.loader.poll(0.0)
+        tries.append(int(follower.rejected()["missing"][0]))
     begun = [second for second, (a, b) in enumerate(zip([0, *tries], tries, strict=False)) if b > a]
     assert begun == [0, 1, 3, 7, 15, 31, 63, 123, 183]
-    assert begun[-1] - begun[-2] == LONGEST_PAUSE
+    assert begun[-1] - begun[-2] == BACKOFF.longest
     path.with_name("aside").rename(path)
-    taken.now = 1000.0
-    taken.loader.poll(0.0)
-    assert taken.versions == [at(2)], "the file came late"
+    follower.now = 1000.0
+    follower.loader.poll(0.0)
+    assert follower.versions == [at(2)], "the file came late"
 
 
-def test_something_newer_does_not_wait_for_the_pause(taken: Taken) -> None:
-    bad = write(taken.folder, b"x", at(1))
-    taken.coordinator.publish("weights", bad)
-    taken.loader.poll(0.0)
-    publish(taken.coordinator, taken.folder, versioned(2))
-    taken.loader.poll(0.0)
-    assert taken.versions == [at(2)]
+def test_a_newer_version_does_not_wait_for_the_pause(follower: Follower) -> None:
+    bad = write(follower.folder, b"x", at(1))
+    follower.coordinator.publish("weights", bad)
+    follower.loader.poll(0.0)
+    publish(follower.coordinator, follower.folder, versioned(2))
+    follower.loader.poll(0.0)
+    assert follower.versions == [at(2)]
 
 
-class Absent:
-    """A coordinator that answers only every other time."""
+class FlakySource:
+    """A coordinator that fails every other time."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator, self._calls = coordinator, 0
@@ -224,14 +228,17 @@ class Absent:
     def watch(self, name: str, since: Version | None, timeout: float) -> Pointer | None:
         self._calls += 1
         if self._calls % 2:
-            raise CoordinatorUnavailableError("nobody there")
+            raise CoordinatorUnavailableError("no connection")
         return self._coordinator.watch(name, since, timeout)
 
 
-def test_a_coordinator_that_is_away_is_asked_again(taken: Taken) -> None:
-    publish(taken.coordinator, taken.folder, versioned(1))
-    taken.loader._coordinator = Absent(taken.coordinator)
+def test_a_coordinator_that_is_unavailable_is_polled_again(
+    follower: Follower, tmp_path: Path
+) -> None:
+    coordinator = follower.coordinator
+    publish(coordinator, tmp_path, versioned(1))
+    flaky = Follower(tmp_path, coordinator, FlakySource(coordinator))
     for _ in range(2):
-        taken.loader.poll(0.0)
-    assert taken.versions == [at(1)]
-    assert recorder.value(taken.recorder.snapshot(), catalogue.COORDINATOR_DOWN) == 1
+        flaky.loader.poll(0.0)
+    assert flaky.versions == [at(1)]
+    assert recorder.value(flaky.recorder.snapshot(), catalogue.COORDINATOR_FAILURES) == 1

@@ -1,5 +1,6 @@
-"""What a planner is asked and what it answers, as bytes."""
+"""Requests and decisions as bytes."""
 
+import asyncio
 import dataclasses
 import struct
 
@@ -12,10 +13,10 @@ from planner.policy import Policy
 from planner.server.service import PlannerService
 from planner.server.wire import (
     FORMAT,
-    ask_from_bytes,
-    ask_to_bytes,
     decision_from_bytes,
     decision_to_bytes,
+    request_from_bytes,
+    request_to_bytes,
 )
 from tests.support.models.published import small_config, versioned
 from tests.support.models.small_weights import windows
@@ -24,21 +25,21 @@ SECONDS = 30.0
 WINDOW = windows([4, 1, 3])
 
 
-def same(one: object, other: object) -> None:
-    """Every field, to the bit: NaN too."""
+def assert_same(one: object, other: object) -> None:
+    """Every field is equal to the bit, NaN too."""
     assert type(one) is type(other)
     for field in dataclasses.fields(one):  # type: ignore[arg-type]
         a, b = getattr(one, field.name), getattr(other, field.name)
         if isinstance(a, np.ndarray):
             assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
         elif dataclasses.is_dataclass(a):
-            same(a, b)
+            assert_same(a, b)
         else:
             assert a == b
 
 
 @pytest.mark.parametrize(
-    "ask",
+    "plan_request",
     [
         PlanRequest(window=WINDOW),
         PlanRequest(window=WINDOW, ratio=0.0, explore=True),
@@ -48,8 +49,8 @@ def same(one: object, other: object) -> None:
         PlanRequest(window=windows([])),
     ],
 )
-def test_a_request_comes_back_as_it_was(ask: PlanRequest) -> None:
-    same(ask_from_bytes(ask_to_bytes(ask)), ask)
+def test_a_request_comes_back_as_it_was(plan_request: PlanRequest) -> None:
+    assert_same(request_from_bytes(request_to_bytes(plan_request)), plan_request)
 
 
 def test_a_decision_comes_back_as_it_was_and_may_be_written_to() -> None:
@@ -57,23 +58,23 @@ def test_a_decision_comes_back_as_it_was_and_may_be_written_to() -> None:
         [PlanRequest(window=WINDOW, mode="rcbc")]
     )[0]
     assert np.isnan(sent.utilities).all()
-    found = decision_from_bytes(decision_to_bytes(sent))
-    same(found, sent)
-    found.actions[0] = 0.5
-    assert (found.target_returns == sent.target_returns).all()
+    received = decision_from_bytes(decision_to_bytes(sent))
+    assert_same(received, sent)
+    received.actions[0] = 0.5
+    assert (received.target_returns == sent.target_returns).all()
 
 
-def test_what_is_no_window_is_not_sent() -> None:
+def test_an_array_of_another_type_or_size_is_not_sent() -> None:
     doubles = dataclasses.replace(WINDOW, states=WINDOW.states.astype(np.float64))
     short = dataclasses.replace(WINDOW, seeds=WINDOW.seeds[:2])
     for window in (doubles, short):
         with pytest.raises(InputError, match="a window has"):
-            ask_to_bytes(PlanRequest(window=window))
+            request_to_bytes(PlanRequest(window=window))
     with pytest.raises(InputError, match="mode is 'fly'"):
-        ask_to_bytes(PlanRequest(window=WINDOW, mode="fly"))
+        request_to_bytes(PlanRequest(window=WINDOW, mode="fly"))
 
 
-GOOD = ask_to_bytes(PlanRequest(window=WINDOW))
+GOOD = request_to_bytes(PlanRequest(window=WINDOW))
 BAD = {
     "nothing": b"",
     "half of a head": GOOD[:20],
@@ -89,39 +90,44 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 def test_other_bytes_are_refused(kind: str) -> None:
     with pytest.raises(InputError, match="no message of a planner"):
-        ask_from_bytes(BAD[kind])
+        request_from_bytes(BAD[kind])
 
 
 def test_other_bytes_are_no_decision() -> None:
-    whole = decision_to_bytes(Policy(versioned(1)).decide(WINDOW))
-    for broken in (b"", whole[:-4], whole + b"\0" * 4, b"\7\7" + whole[2:]):
+    content = decision_to_bytes(Policy(versioned(1)).decide(WINDOW))
+    for broken in (b"", content[:-4], content + b"\0" * 4, b"\7\7" + content[2:]):
         with pytest.raises(InputError, match="no message of a planner"):
             decision_from_bytes(broken)
 
 
 def test_a_server_answers_bytes_as_it_answers_requests() -> None:
-    asks = [PlanRequest(window=WINDOW, mode=mode, explore=True) for mode in ("rcbc", "m", "q")]
-    expected = Policy(versioned(1)).answer(asks)
+    requests = [PlanRequest(window=WINDOW, mode=mode, explore=True) for mode in ("rcbc", "m", "q")]
+    expected = Policy(versioned(1)).answer(requests)
+    nan = dataclasses.replace(WINDOW, states=np.full_like(WINDOW.states, np.nan))
+    rejected = [
+        (GOOD[:-1], SECONDS, RejectReason.BAD),
+        (request_to_bytes(PlanRequest(window=nan)), SECONDS, RejectReason.BAD),
+        (GOOD, 0.0, RejectReason.LATE),
+    ]
     with PlannerService(versioned(1)) as service:
-        for ask, wanted in zip(asks, expected, strict=True):
-            reply = service.plan(ask_to_bytes(ask), SECONDS)
+        for request, one in zip(requests, expected, strict=True):
+            reply = asyncio.run(service.plan(request_to_bytes(request), SECONDS))
             assert isinstance(reply, bytes)
-            found = decision_from_bytes(reply)
-            np.testing.assert_allclose(found.actions, wanted.actions, rtol=1e-3, atol=1e-4)
-            assert found.version == wanted.version
-        bad = service.plan(GOOD[:-1], SECONDS)
-        assert isinstance(bad, Rejection) and bad.why == RejectReason.BAD
-        nan = dataclasses.replace(WINDOW, states=np.full_like(WINDOW.states, np.nan))
-        bad = service.plan(ask_to_bytes(PlanRequest(window=nan)), SECONDS)
-        assert isinstance(bad, Rejection) and bad.why == RejectReason.BAD
-        late = service.plan(GOOD, 0.0)
-        assert isinstance(late, Rejection) and late.why == RejectReason.LATE
+            decision = decision_from_bytes(reply)
+            np.testing.assert_allclose(decision.actions, one.actions, rtol=1e-3, atol=1e-4)
+            assert decision.version == one.version
+        for content, deadline, reason in rejected:
+            rejection = asyncio.run(service.plan(content, deadline))
+            assert isinstance(rejection, Rejection) and rejection.why == reason
 
 
 def test_a_decision_is_only_as_long_as_its_numbers() -> None:
     decision = Decision(
         actions=np.zeros((2, 3), np.float32),
-        **{name: np.zeros(2, np.float32) for name in ("target_returns", "utilities", "effective_candidates")},
+        **{
+            name: np.zeros(2, np.float32)
+            for name in ("target_returns", "utilities", "effective_candidates")
+        },
         utility_std=np.zeros(2, np.float32),
         version=0,
     )

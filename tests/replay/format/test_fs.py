@@ -32,7 +32,7 @@ def saved(fs: SimFS, path: Path, content: bytes) -> None:
 # Both
 
 
-def test_files_grow_at_their_end_and_change_where_asked(fs: FS, tmp_path: Path) -> None:
+def test_files_grow_at_their_end_and_can_be_overwritten(fs: FS, tmp_path: Path) -> None:
     file = fs.create(tmp_path / "a")
     file.write([b"one", b"two"])
     file.write_at(1, b"N")
@@ -73,7 +73,7 @@ def test_a_write_beyond_the_end_leaves_zeros(fs: FS, tmp_path: Path) -> None:
     file.close()
 
 
-def test_names_come_move_and_go(fs: FS, tmp_path: Path) -> None:
+def test_files_are_created_renamed_and_removed(fs: FS, tmp_path: Path) -> None:
     fs.make_folder(tmp_path / "in")
     for name in ("b", "a"):
         file = fs.create(tmp_path / name)
@@ -102,7 +102,7 @@ REFUSALS: dict[str, tuple[type[OSError], Callable[[FS, Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_cannot_be_done_is_an_error(name: str, fs: FS, tmp_path: Path) -> None:
+def test_impossible_operations_are_errors(name: str, fs: FS, tmp_path: Path) -> None:
     error, do = REFUSALS[name]
     fs.create(tmp_path / "a").close()
     with pytest.raises(error):
@@ -157,35 +157,35 @@ def test_each_sector_has_its_own_fate(tmp_path: Path) -> None:
     fs = SimFS(tmp_path)
     saved(fs, tmp_path / "a", b"o" * 1536)
     fs.append(tmp_path / "a").write_at(0, b"n" * 1536)
-    found = {fs.after(loss).read(tmp_path / "a") for loss in losses(0, 400)}
+    contents = {fs.after(loss).read(tmp_path / "a") for loss in losses(0, 400)}
     kinds = {
         tuple("?" if len(set(part)) > 1 else chr(part[0]) for part in (x[:512], x[512:1024]))
-        for x in found
+        for x in contents
     }
     assert kinds == {(a, b) for a in "on\0?" for b in "on\0?"}
 
 
-def test_a_rename_happens_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_rename_is_atomic(tmp_path: Path) -> None:
     fs = SimFS(tmp_path)
     saved(fs, tmp_path / "a", b"new")
     saved(fs, tmp_path / "b", b"old")
     fs.rename(tmp_path / "a", tmp_path / "b")
-    found = set()
+    outcomes = set()
     for loss in losses(0, 50):
         after = fs.after(loss)
-        found.add((tuple(after.names(tmp_path)), after.read(tmp_path / "b")))
-    assert found == {(("a", "b"), b"old"), (("b",), b"new")}
+        outcomes.add((tuple(after.names(tmp_path)), after.read(tmp_path / "b")))
+    assert outcomes == {(("a", "b"), b"old"), (("b",), b"new")}
 
 
 def test_changes_of_names_may_survive_in_any_combination(tmp_path: Path) -> None:
     fs = SimFS(tmp_path)
     for name in "abc":
         fs.create(tmp_path / name)
-    found = {"".join(fs.after(loss).names(tmp_path)) for loss in losses(0, 200)}
-    assert found == {"", "a", "b", "c", "ab", "ac", "bc", "abc"}
+    names = {"".join(fs.after(loss).names(tmp_path)) for loss in losses(0, 200)}
+    assert names == {"", "a", "b", "c", "ab", "ac", "bc", "abc"}
 
 
-def test_a_folder_that_is_lost_takes_its_files_along(tmp_path: Path) -> None:
+def test_a_folder_that_is_lost_loses_its_files(tmp_path: Path) -> None:
     fs = SimFS(tmp_path)
     fs.make_folder(tmp_path / "in")
     saved(fs, tmp_path / "in" / "a", b"x")
@@ -206,7 +206,7 @@ def test_a_truncation_needs_a_sync_too(tmp_path: Path) -> None:
 # Plans
 
 
-def test_power_goes_before_the_planned_call_and_stays_off(tmp_path: Path) -> None:
+def test_power_is_lost_before_the_planned_call_and_stays_off(tmp_path: Path) -> None:
     fs = SimFS(tmp_path)
     fs.stops_at = 1
     file = fs.create(tmp_path / "a")
@@ -216,7 +216,7 @@ def test_power_goes_before_the_planned_call_and_stays_off(tmp_path: Path) -> Non
     assert fs.after(EVERYTHING).read(tmp_path / "a") == b""
 
 
-def test_a_full_disk_takes_a_part(tmp_path: Path) -> None:
+def test_a_full_disk_takes_part_of_a_write(tmp_path: Path) -> None:
     fs = SimFS(tmp_path)
     fs.fails_at = {1: errno.ENOSPC}
     file = fs.create(tmp_path / "a")
@@ -226,7 +226,7 @@ def test_a_full_disk_takes_a_part(tmp_path: Path) -> None:
     assert fs.read(tmp_path / "a") == b"abe"
 
 
-def test_a_sync_that_failed_cannot_be_made_good(tmp_path: Path) -> None:
+def test_a_second_sync_does_not_repair_a_failed_one(tmp_path: Path) -> None:
     """The next one succeeds and saves nothing of what came before: fsync on Linux."""
     fs = SimFS(tmp_path)
     saved(fs, tmp_path / "a", b"old")

@@ -1,4 +1,4 @@
-"""Bytes from an actor that nobody can trust, through the append that a run uses."""
+"""Bytes from an untrusted actor, through the append that a run uses."""
 
 import random
 import time
@@ -11,13 +11,13 @@ import pytest
 
 from m3pc.types import AckStatus, AppendKey, Episode
 from replay.format.manifest import Header
-from replay.format.payload import CHECKED, HEAD, LARGEST, MAGIC, PayloadError, decode, encode
+from replay.format.payload import CHECKED, HEAD, MAGIC, MAX_BYTES, PayloadError, decode, encode
 from replay.store.store import Store
 from replay.writing.writer import WriterOptions
 from tests.support.faults.live_writer import HEADER, ROOMY, episode, open_writer
 
 COUNTS = [1_500, pytest.param(10_000, marks=pytest.mark.long)]
-PATIENT = replace(ROOMY, most_refused=1 << 30, durability="os")
+PATIENT = replace(ROOMY, max_refused=1 << 30, durability="os")
 BYTES = (0, 1, 0x7F, 0x80, 0xFF)
 
 
@@ -39,9 +39,9 @@ def mutant(rng: random.Random, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def numbers_of(found: Episode) -> tuple[object, ...]:
-    arrays = (found.states, found.actions, found.rewards)
-    return *(x.tobytes() for x in arrays), found.terminated, found.truncated, found.seed
+def numbers_of(episode: Episode) -> tuple[object, ...]:
+    arrays = (episode.states, episode.actions, episode.rewards)
+    return *(x.tobytes() for x in arrays), episode.terminated, episode.truncated, episode.seed
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -56,7 +56,7 @@ def test_a_store_keeps_what_it_acknowledged_and_nothing_else(count: int, tmp_pat
             if ack.status is AckStatus.DURABLE:
                 kept.append(numbers_of(decode(payload, HEADER)))
     assert statuses == {AckStatus.DURABLE, AckStatus.REJECTED}
-    assert [numbers_of(found) for found in Store(tmp_path / "store").episodes()] == kept
+    assert [numbers_of(stored) for stored in Store(tmp_path / "store").episodes()] == kept
     assert count // 20 < len(kept) < count
 
 
@@ -66,7 +66,7 @@ def claims(rows: int) -> bytes:
     return MAGIC + zlib.crc32(head).to_bytes(4, "little") + head
 
 
-def test_few_bytes_that_speak_of_a_long_episode_get_no_room() -> None:
+def test_few_bytes_that_claim_a_long_episode_allocate_nothing() -> None:
     header = Header(states=376, actions=17, max_episode_steps=100_000, env=None, source={})
     tracemalloc.start()
     try:
@@ -78,12 +78,12 @@ def test_few_bytes_that_speak_of_a_long_episode_get_no_room() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"x", bytes(LARGEST + 1), claims(2), claims((1 << 32) - 1)]
+    "content", [b"", b"x", bytes(MAX_BYTES + 1), claims(2), claims((1 << 32) - 1)]
 )
-def test_whoever_sends_rubbish_is_shut_out_and_holds_nobody_up(
+def test_a_producer_of_invalid_payloads_is_fenced_and_blocks_no_other(
     content: bytes, tmp_path: Path
 ) -> None:
-    options: WriterOptions = replace(ROOMY, most_refused=20, durability="os")
+    options: WriterOptions = replace(ROOMY, max_refused=20, durability="os")
     begin = time.monotonic()
     with open_writer(tmp_path / "store", options) as writer:
         for sequence in range(30):

@@ -1,4 +1,4 @@
-"""Episodes as bytes: what goes in comes out, and nothing else comes out."""
+"""Episodes as bytes: decoded exactly, and any other bytes are rejected."""
 
 import io
 import math
@@ -15,7 +15,7 @@ import pytest
 from m3pc.types import Episode
 from replay.format import payload
 from replay.format.manifest import Header
-from replay.format.payload import CHECKED, HEAD, LARGEST, MAGIC, PayloadError, decode, encode
+from replay.format.payload import CHECKED, HEAD, MAGIC, MAX_BYTES, PayloadError, decode, encode
 from replay.format.schema import vectors, wire_schema
 from tests.support.episodes.episodes import same
 
@@ -78,7 +78,9 @@ def batch(rows: int = STEPS + 1, **columns: np.ndarray) -> pa.RecordBatch:
 @pytest.mark.parametrize(
     ("terminated", "truncated"), [(True, False), (False, True), (False, False)]
 )
-def test_what_goes_in_comes_out(steps: int, terminated: bool, truncated: bool) -> None:
+def test_an_episode_survives_encoding_and_decoding(
+    steps: int, terminated: bool, truncated: bool
+) -> None:
     given = replace(episode(steps), terminated=terminated, truncated=truncated)
     assert same(decode(encode(given), HEADER), given)
 
@@ -97,9 +99,11 @@ def test_arrow_reads_the_same(steps: int) -> None:
 
 def test_arrays_are_not_copied() -> None:
     content = encode(episode())
-    found = decode(content, HEADER)
+    decoded = decode(content, HEADER)
     memory = np.frombuffer(content, np.uint8)
-    assert all(np.shares_memory(memory, x) for x in (found.states, found.actions, found.rewards))
+    assert all(
+        np.shares_memory(memory, x) for x in (decoded.states, decoded.actions, decoded.rewards)
+    )
 
 
 def test_every_flipped_bit_is_noticed() -> None:
@@ -132,7 +136,7 @@ HOSTILE: Mapping[str, tuple[payload.PayloadFault, Callable[[], bytes]]] = {
     "nothing": ("size", lambda: b""),
     "less than a head": ("size", lambda: encode(episode())[: HEAD.size - 1]),
     "a head alone": ("arrow", lambda: sealed(encode(episode())[CHECKED : HEAD.size])),
-    "too much": ("size", lambda: bytes(LARGEST + 1)),
+    "too much": ("size", lambda: bytes(MAX_BYTES + 1)),
     "something else": ("head", lambda: b"PK" + encode(episode())[2:]),
     "an unknown end": ("head", lambda: sealed(head(ended=4) + encode(episode())[HEAD.size :])),
     "no Arrow": ("arrow", lambda: sealed(head() + bytes(len(encode(episode())) - HEAD.size))),
@@ -205,13 +209,13 @@ def test_whatever_carries_a_right_checksum_is_an_episode_or_rejected() -> None:
         if rng.random() < 0.2:
             del changed[rng.randrange(len(changed)) :]
         try:
-            found = decode(sealed(bytes(changed)), HEADER)
+            decoded = decode(sealed(bytes(changed)), HEADER)
         except PayloadError:
             outcomes["rejected"] += 1
             continue
         outcomes["taken"] += 1
-        assert 1 <= len(found) <= HEADER.max_episode_steps
-        assert found.states.shape == (len(found) + 1, STATES)
-        assert found.actions.shape == (len(found), ACTIONS)
-        assert all(np.isfinite(x).all() for x in (found.states, found.actions, found.rewards))
+        assert 1 <= len(decoded) <= HEADER.max_episode_steps
+        assert decoded.states.shape == (len(decoded) + 1, STATES)
+        assert decoded.actions.shape == (len(decoded), ACTIONS)
+        assert all(np.isfinite(x).all() for x in (decoded.states, decoded.actions, decoded.rewards))
     assert min(outcomes.values()) > 100, outcomes

@@ -15,7 +15,7 @@ from m3pc.types import AppendKey, Episode, InputError
 from replay.format.payload import encode
 from replay.format.schema import FORMAT, READABLE
 from replay.format.watermark import NAME as MARK
-from replay.store.inspect import StoreState, survey
+from replay.store.inspect import StoreState, inspect_store
 from replay.store.store import Store, write_store
 from replay.store.verify import verify
 from replay.writing.writer import Writer
@@ -69,8 +69,8 @@ def assert_holds(path: Path, expected: Sequence[Episode], store_format: int) -> 
     kept = [as_kept(episode, store_format) for episode in expected]
     assert all(map(same, store.episodes(), kept))
     assert len(store.lengths) == len(expected)
-    assert store.versions.tolist() == [episode.version for episode in kept]
-    assert store.last_versions.tolist() == [episode.last_version for episode in kept]
+    versions = [(episode.version, episode.last_version) for episode in store.episodes()]
+    assert versions == [(episode.version, episode.last_version) for episode in kept]
     return store
 
 
@@ -91,18 +91,22 @@ def test_a_live_store_that_a_crash_left_is_read(live: Path, store_format: int) -
     with (live / "log" / "000002.log").open("ab") as log:
         log.write(b"m3pf torn")
     assert_holds(live, list(EPISODES.values()), store_format)
-    found = survey(live)
-    assert (found.state, found.episodes, found.damaged) == (StoreState.CRASHED, 6, [])
+    inspection = inspect_store(live)
+    assert (inspection.state, inspection.episodes, inspection.damaged) == (
+        StoreState.CRASHED,
+        6,
+        [],
+    )
 
 
-def test_a_survey_names_the_newest_policy_that_acted(live: Path, store_format: int) -> None:
-    assert survey(live).versions == (7, 14 if store_format > 1 else 12)
+def test_an_inspection_names_the_newest_policy_that_acted(live: Path, store_format: int) -> None:
+    assert inspect_store(live).versions == (7, 14 if store_format > 1 else 12)
 
 
 def test_parquet_has_the_tags_that_the_store_has(
     live: Path, store_format: int, tmp_path: Path
 ) -> None:
-    export(survey(live), tmp_path / "out", "parquet", lambda _: None)
+    export(inspect_store(live), tmp_path / "out", "parquet", lambda _: None)
     table = pq.read_table(tmp_path / "out" / "episodes.parquet")
     assert table.num_rows == 6
     assert TAGS & set(table.column_names) == (TAGS if store_format > 1 else set())
@@ -128,7 +132,7 @@ def test_the_shipped_data_set_is_what_it_was() -> None:
     store = Store(SHIPPED)
     assert store.header.format == 1
     assert store.checksum == "90c1a24327eaf9cc2a6b6d83b1e137d100f3f71f3b37be28f0c8fbaefc5e6292"
-    assert set(store.last_versions.tolist()) == {-1}
+    assert {episode.last_version for episode in store.episodes()} == {-1}
 
 
 def test_the_same_tags_come_back_from_log_and_segment(tmp_path: Path) -> None:
@@ -138,7 +142,7 @@ def test_the_same_tags_come_back_from_log_and_segment(tmp_path: Path) -> None:
         in_log = list(Store(tmp_path / "store").episodes())
         writer.roll()
         in_segment = list(Store(tmp_path / "store").episodes())
-    assert [same(found[0], plain) for found in (in_log, in_segment)] == [True, True]
+    assert [same(stored[0], plain) for stored in (in_log, in_segment)] == [True, True]
 
 
 @pytest.mark.parametrize("name", ["target_return", "utility"])

@@ -1,4 +1,4 @@
-"""The paper's buffers: which episodes are in them, and how often they come."""
+"""The paper's buffers: which episodes are in them, and how often each is drawn."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from m3pc.types import Episode
 from replay.sampling.buffers import FirstInFirstOut, trajectory_buffer, transition_buffers
 from replay.sampling.mixture import Mixture
 from replay.sampling.sampler import WindowBatchBuilder
-from replay.sampling.selectors import only, weights
+from replay.sampling.selectors import episode_weights, only
 from replay.sampling.transitions import TransitionBatchBuilder
 from replay.store.view import JoinedView
 from tests.support.episodes.episodes import numbered
@@ -25,7 +25,7 @@ Slots = tuple[list[int], list[int]]
 
 
 def slots(offline: LiveStore, online: LiveStore, capacity: int = 4, seed: int = 0) -> Slots:
-    buffer = FirstInFirstOut(capacity=capacity, minimum=T, seed=seed)
+    buffer = FirstInFirstOut(capacity=capacity, min_length=T, seed=seed)
     logged, collected = buffer.slots(offline.view(), online.view())
     return logged.tolist(), collected.tolist()
 
@@ -83,9 +83,9 @@ def test_a_logged_episode_that_was_cut_short_has_its_place() -> None:
 
 def test_where_all_that_was_collected_was_cut_short_the_logged_ones_are_drawn() -> None:
     offline, online = live([10, 6]), LiveStore([cut(100, 8), cut(101, 9)])
-    buffer = trajectory_buffer(offline.view(), online.view(), config(), minimum=T, seed=0)
-    pieces = Mixture([buffer], WindowBatchBuilder(T, RULE), batch=100, seed=0)
-    assert set(pieces.batch(0).states[:, 0, 0]) == {0, 1}
+    buffer = trajectory_buffer(offline.view(), online.view(), config(), min_length=T, seed=0)
+    windows = Mixture([buffer], WindowBatchBuilder(T, RULE), batch=100, seed=0)
+    assert set(windows.batch(0).states[:, 0, 0]) == {0, 1}
     steps = critic(offline, online, online_after=0).batch(0)
     assert set(steps.states[:, 0]) == {0, 1, 100, 101}
 
@@ -111,7 +111,7 @@ def test_retention_that_keeps_as_many_as_there_are_slots_changes_nothing() -> No
     assert slots(live(LOGGED), online) == ([], [0, 1, 2, 3])  # the same, counted anew
 
 
-def test_an_episode_that_retention_dropped_from_its_slot_is_as_if_it_had_never_come() -> None:
+def test_an_episode_that_retention_dropped_no_longer_has_a_slot() -> None:
     online = live([5] * 6)
     for _ in range(3):
         online.drop()
@@ -130,7 +130,7 @@ def test_a_withdrawn_episode_has_no_slot_and_does_not_shuffle_the_others() -> No
 
 def test_only_episodes_of_the_train_split_are_taken() -> None:
     train = np.array([False, True, True, False, True, True, True])
-    buffer = FirstInFirstOut(capacity=2, minimum=T, seed=0, among=only(train))
+    buffer = FirstInFirstOut(capacity=2, min_length=T, seed=0, among=only(train))
     assert sorted(buffer.slots(live(LOGGED).view(), live([]).view())[0].tolist()) == [4, 5]
 
 
@@ -142,7 +142,7 @@ def config(**fields: Any) -> ReplayConfig:
 def test_an_episode_comes_by_its_length_or_as_often_as_any(sampling: str) -> None:
     offline, online = live([10, 6, 2], cut=2), live([5, 8], first=100)
     buffer = trajectory_buffer(
-        offline.view(), online.view(), config(episodes=3, sampling=sampling), minimum=T, seed=0
+        offline.view(), online.view(), config(episodes=3, sampling=sampling), min_length=T, seed=0
     )
     mix = Mixture([buffer], WindowBatchBuilder(T, RULE), batch=20_000, seed=0)
     drawn = mix.batch(0)
@@ -153,15 +153,17 @@ def test_an_episode_comes_by_its_length_or_as_often_as_any(sampling: str) -> Non
     # The start is even: 2 places in the first, 5 in the second.
     for episode, places in ((100, 2), (101, 5)):
         firsts = drawn.steps[drawn.states[:, 0, 0] == episode]
-        found, each = np.unique(firsts, return_counts=True)
-        assert found.tolist() == list(range(places))
-        assert np.abs(each - len(firsts) / places).max() < 6 * np.sqrt(len(firsts) / places)
+        steps, counts_of_steps = np.unique(firsts, return_counts=True)
+        assert steps.tolist() == list(range(places))
+        assert np.abs(counts_of_steps - len(firsts) / places).max() < 6 * np.sqrt(
+            len(firsts) / places
+        )
 
 
 def test_logged_and_collected_episodes_of_the_buffer_are_drawn_together() -> None:
     """By length over both: the share of the logged ones is that of their steps."""
     offline, online = live([10, 10, 10]), live([5], first=100)
-    buffer = trajectory_buffer(offline.view(), online.view(), config(), minimum=T, seed=0)
+    buffer = trajectory_buffer(offline.view(), online.view(), config(), min_length=T, seed=0)
     drawn = Mixture([buffer], WindowBatchBuilder(T, RULE), batch=20_000, seed=0).batch(0)
     collected = int((drawn.states[:, 0, 0] == 100).sum())
     assert abs(collected - 20_000 / 5) < 6 * 57
@@ -169,11 +171,11 @@ def test_logged_and_collected_episodes_of_the_buffer_are_drawn_together() -> Non
 
 def test_the_seed_says_which_logged_episodes_go_first() -> None:
     offline, online = live([10, 9, 8, 7]), live([5], first=100)
-    found = set()
+    orders = set()
     for seed in range(50):
-        buffer = trajectory_buffer(offline.view(), online.view(), config(), minimum=T, seed=seed)
-        found.add(tuple(buffer.selection(buffer.view).tolist()))
-    assert found == {
+        buffer = trajectory_buffer(offline.view(), online.view(), config(), min_length=T, seed=seed)
+        orders.add(tuple(buffer.selector(buffer.view).tolist()))
+    assert orders == {
         (0, 9, 8, 7, 5),
         (10, 0, 8, 7, 5),
         (10, 9, 0, 7, 5),
@@ -183,19 +185,19 @@ def test_the_seed_says_which_logged_episodes_go_first() -> None:
 
 def test_the_buffer_follows_what_is_collected() -> None:
     offline, online = live([10, 6]), live([])
-    buffer = trajectory_buffer(offline.view(), online.view(), config(), minimum=T, seed=0)
+    buffer = trajectory_buffer(offline.view(), online.view(), config(), min_length=T, seed=0)
     mix = Mixture([buffer], WindowBatchBuilder(T, RULE), batch=100, seed=0)
     assert set(mix.batch(0).states[:, 0, 0]) == {0, 1}
     online.append(numbered(100, 5), numbered(101, 5))
-    assert set(mix.later().batch(0).states[:, 0, 0]) == {100, 101}
+    assert set(mix.latest().batch(0).states[:, 0, 0]) == {100, 101}
 
 
-def test_a_joined_view_that_did_not_change_is_the_same_later() -> None:
+def test_a_joined_view_that_did_not_change_stays_the_same_object() -> None:
     offline, online = live([10, 6]), live([5])
     both = JoinedView(offline.view(), online.view())
-    assert both.later() is both
+    assert both.latest() is both
     online.withdraw(0)
-    later = both.later()
+    later = both.latest()
     assert later is not both
     assert later.lengths.tolist() == [10, 6, 5]
     assert later.withdrawn is not None
@@ -213,9 +215,9 @@ def test_the_critic_sees_logged_steps_only_until_enough_are_collected() -> None:
     mix = critic(offline, online)
     assert mix.counts(0) == [256, 0]
     online.append(numbered(100, 4999))
-    assert mix.later().counts(0) == [256, 0]
+    assert mix.latest().counts(0) == [256, 0]
     online.append(numbered(101, 1))
-    later = mix.later()
+    later = mix.latest()
     assert later.counts(0) == [128, 128]
     assert (later.batch(0).states[:, 0] >= 100).sum() == 128
 
@@ -227,6 +229,6 @@ def test_the_critic_sees_every_kept_step_alike() -> None:
         config(offline_transitions=8, online_transitions=10),
         train=np.array([True, False, True]),
     )
-    found = [weights(part.view, part.selection, length=1).tolist() for part in sources]
-    assert found == [[5, 0, 3], [0, 8, 2]]
-    assert [part.share.at(7) for part in sources] == [0.5, 0.5]
+    weights = [episode_weights(part.view, part.selector, length=1).tolist() for part in sources]
+    assert weights == [[5, 0, 3], [0, 8, 2]]
+    assert [part.share for part in sources] == [0.5, 0.5]

@@ -12,12 +12,11 @@ from m3pc.config.schema import ReplayConfig
 from m3pc.core.returns import ReturnRule
 from m3pc.types import TransitionBatch, WindowBatch
 from replay.sampling.buffers import trajectory_buffer, transition_buffers
-from replay.sampling.mixture import Mixture, MixtureSource, fixed
+from replay.sampling.mixture import Mixture, MixtureSource
 from replay.sampling.sampler import WindowBatchBuilder
-from replay.sampling.selectors import by_length, recent
+from replay.sampling.selectors import by_length, uniform
 from replay.sampling.transitions import TransitionBatchBuilder
 from replay.store.store import Store, write_store
-from replay.writing.writer import Writer
 from tests.support.episodes.episodes import numbered
 from tests.support.faults.live_writer import HEADER, episode, open_writer, send
 
@@ -49,7 +48,7 @@ def equal(one: Any, other: Any) -> bool:
 
 
 def paper(offline: Store, online: Store) -> Mixture[WindowBatch[Any]]:
-    source = trajectory_buffer(offline, online, CONFIG, minimum=LENGTH, seed=3)
+    source = trajectory_buffer(offline, online, CONFIG, min_length=LENGTH, seed=3)
     return Mixture([source], WindowBatchBuilder(LENGTH, RULE), batch=256, seed=3)
 
 
@@ -62,10 +61,10 @@ def critic(offline: Store, online: Store) -> Mixture[TransitionBatch[Any]]:
     )
 
 
-def recency(offline: Store, online: Store) -> Mixture[WindowBatch[Any]]:
+def plain(offline: Store, online: Store) -> Mixture[WindowBatch[Any]]:
     sources = [
-        MixtureSource(name="offline", view=offline, selection=by_length, share=fixed(0.25)),
-        MixtureSource(name="online", view=online, selection=recent(2), share=fixed(0.75)),
+        MixtureSource(name="offline", view=offline, selector=by_length, share=0.25),
+        MixtureSource(name="online", view=online, selector=uniform, share=0.75),
     ]
     return Mixture(sources, WindowBatchBuilder(LENGTH, RULE), batch=256, seed=3)
 
@@ -73,7 +72,7 @@ def recency(offline: Store, online: Store) -> Mixture[WindowBatch[Any]]:
 MIXTURES: dict[str, Callable[[Store, Store], Mixture[Any]]] = {
     "paper": paper,
     "critic": critic,
-    "recency": recency,
+    "plain": plain,
 }
 
 
@@ -87,14 +86,14 @@ def test_a_batch_depends_on_episodes_and_not_on_where_they_lie(
         growing = MIXTURES[name](offline, Store(path))
         for number in range(1, 12):
             send(writer, range(number, number + 1))
-            growing = growing.later()
+            growing = growing.latest()
         in_log = MIXTURES[name](offline, Store(path))
         writer.roll()
         sealed = MIXTURES[name](offline, Store(path))
         for update in (0, 5, 77):
             expected = in_log.batch(update)
             assert equal(growing.batch(update), expected)
-            assert equal(growing.later().batch(update), expected)
+            assert equal(growing.latest().batch(update), expected)
             assert equal(sealed.batch(update), expected)
 
 
@@ -104,11 +103,11 @@ def test_the_papers_buffer_fills_with_what_comes_in(offline: Store, path: Path) 
         before = seen(mixture.batch(0))
         assert len(before) == 8 and min(before) >= 1000
         send(writer, range(4))
-        three = {1, 2, 3}  # 0 is too short for a piece
-        found = seen(mixture.later().batch(1))
-        assert len(found) == 8 and three <= found and found - three < before
+        three = {1, 2, 3}  # 0 is too short for a window
+        drawn = seen(mixture.latest().batch(1))
+        assert len(drawn) == 8 and three <= drawn and drawn - three < before
         send(writer, range(4, 16))
-        assert seen(mixture.later().batch(2)) == set(range(8, 16))
+        assert seen(mixture.latest().batch(2)) == set(range(8, 16))
 
 
 def test_the_critic_sees_collected_steps_after_enough_of_them(offline: Store, path: Path) -> None:
@@ -117,7 +116,7 @@ def test_the_critic_sees_collected_steps_after_enough_of_them(offline: Store, pa
         mixture = critic(offline, Store(path))
         assert min(seen(mixture.batch(0))) >= 1000
         send(writer, range(2, 12))
-        batch = mixture.later().batch(1)
+        batch = mixture.latest().batch(1)
         assert int((batch.states[:, 0] < 1000).sum()) == 128
 
 
@@ -132,14 +131,8 @@ def test_withdrawn_and_dropped_episodes_are_never_drawn(
         send(writer, range(5, 10))
         mixture = MIXTURES[name](offline, Store(path))
         writer.drop([0])
-        writer.withdraw(0)
-        later = mixture.later()
+        writer.withdraw_producer(0)
+        later = mixture.latest()
         drawn = set().union(*(seen(later.batch(update)) for update in range(20)))
         long_enough = {n for n in range(5) if name == "critic" or len(episode(n)) >= LENGTH}
         assert {number for number in drawn if number < 1000} == long_enough
-
-
-def grow(writer: Writer) -> None:
-    writer.roll()
-    send(writer, range(2, 21))
-    assert len(episode(20)) > LENGTH

@@ -2,7 +2,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def sampler(store: Store, *, batch: int = 64, seed: int = 0) -> Sampler:
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 150, 1 << 20])
-def test_a_piece_is_consecutive_steps_of_one_episode(tmp_path: Path, segment_bytes: int) -> None:
+def test_a_window_is_consecutive_steps_of_one_episode(tmp_path: Path, segment_bytes: int) -> None:
     drawn = sampler(make(tmp_path / "s", segment_bytes=segment_bytes)).batch(3)
     episode, step = drawn.states[..., 0], drawn.states[..., 1]
     assert (episode == episode[:, :1]).all()
@@ -42,25 +42,27 @@ def test_a_piece_is_consecutive_steps_of_one_episode(tmp_path: Path, segment_byt
     assert np.allclose(drawn.actions[..., 0], step / 1000)
     for row in range(len(step)):
         length = LENGTHS[int(episode[row, 0])]
-        whole = returns_to_go(np.arange(1, length + 1, dtype=np.float32), np.array([length]), RULE)
+        returns = returns_to_go(
+            np.arange(1, length + 1, dtype=np.float32), np.array([length]), RULE
+        )
         first = int(step[row, 0])
-        assert drawn.returns[row].tolist() == whole[first : first + LENGTH].tolist()
+        assert drawn.returns[row].tolist() == returns[first : first + LENGTH].tolist()
 
 
-def test_every_possible_piece_comes_equally_often_and_no_other(tmp_path: Path) -> None:
+def test_every_possible_window_comes_equally_often_and_no_other(tmp_path: Path) -> None:
     drawn = sampler(make(tmp_path / "s", segment_bytes=150), batch=20_000).batch(0)
-    pieces, counts = np.unique(drawn.states[:, 0].astype(int), axis=0, return_counts=True)
+    windows, counts = np.unique(drawn.states[:, 0].astype(int), axis=0, return_counts=True)
     possible = [
         [episode, first]
         for episode, length in enumerate(LENGTHS)
         for first in range(length - LENGTH + 1)
     ]
-    assert pieces.tolist() == possible
+    assert windows.tolist() == possible
     # Multinomial: 20,000 / 18 = 1111 expected, standard deviation 32; six of them never happen.
     assert np.abs(counts - 20_000 / len(possible)).max() < 6 * 32
 
 
-def test_the_number_of_pieces_is_known(tmp_path: Path) -> None:
+def test_the_number_of_windows_is_known(tmp_path: Path) -> None:
     assert len(sampler(make(tmp_path / "s", segment_bytes=1))) == 2 + 6 + 1 + 9
 
 
@@ -81,18 +83,18 @@ def test_seed_and_update_alone_determine_a_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chosen", [[0, 1, 2, 3, 4], [0, 2]])
-def test_one_random_number_names_a_piece_in_the_list_of_all(
+def test_one_random_number_names_a_window_in_the_list_of_all(
     tmp_path: Path, chosen: list[int]
 ) -> None:
     """What a run drew it draws again after any change here, or it would not resume bit for bit."""
     store = make(tmp_path / "s", segment_bytes=150)
     mask = np.array([number in chosen for number in range(len(LENGTHS))])
-    some = Sampler(store, length=LENGTH, batch=50, seed=3, returns=RULE, chosen=mask)
-    pieces = [(e, t) for e in chosen for t in range(LENGTHS[e] - LENGTH + 1)]
+    restricted = Sampler(store, length=LENGTH, batch=50, seed=3, returns=RULE, chosen=mask)
+    windows = [(e, t) for e in chosen for t in range(LENGTHS[e] - LENGTH + 1)]
     for update in (0, 7, 10**6):
-        numbers = counter_stream(3, update).integers(len(pieces), size=50)
-        drawn = some.batch(update).states[:, 0].astype(int).tolist()
-        assert [tuple(piece) for piece in drawn] == [pieces[number] for number in numbers]
+        numbers = counter_stream(3, update).integers(len(windows), size=50)
+        drawn = restricted.batch(update).states[:, 0].astype(int).tolist()
+        assert [tuple(window) for window in drawn] == [windows[number] for number in numbers]
 
 
 @pytest.mark.parametrize("segment_bytes", [1, 150, 1 << 20])
@@ -102,12 +104,12 @@ def test_only_chosen_episodes_are_drawn(
 ) -> None:
     store = make(tmp_path / "s", segment_bytes=segment_bytes)
     mask = np.array([number in chosen for number in range(len(LENGTHS))])
-    some = Sampler(store, length=LENGTH, batch=500, seed=0, returns=RULE, chosen=mask)
-    drawn = some.batch(0)
+    restricted = Sampler(store, length=LENGTH, batch=500, seed=0, returns=RULE, chosen=mask)
+    drawn = restricted.batch(0)
     possible = {
         (episode, first) for episode in chosen for first in range(LENGTHS[episode] - LENGTH + 1)
     }
-    assert len(some) == len(possible)
+    assert len(restricted) == len(possible)
     assert set(map(tuple, drawn.states[:, 0].astype(int).tolist())) == possible
     assert (drawn.states[..., 0] == drawn.states[:, :1, 0]).all()
     assert (np.diff(drawn.states[..., 1], axis=1) == 1).all()
@@ -127,22 +129,23 @@ def test_episodes_that_are_all_too_short_are_refused(tmp_path: Path) -> None:
 
 
 class ManySegments:
-    """As much of a store as `Pieces` looks at: one episode a segment."""
+    """As much of a store as a `WindowIndex` uses: one episode a segment."""
 
     path = Path("many")
 
     def __init__(self, count: int) -> None:
         self.lengths = np.full(count, LENGTH)
-        self.segments = [SimpleNamespace(lengths=np.array([LENGTH]))] * count
+        lengths = np.array([LENGTH])
+        self.segments = [SimpleNamespace(lengths=lengths, number=n) for n in range(count)]
 
 
-def test_more_segments_than_16_bits_can_number_are_told_apart() -> None:
+def test_more_segments_than_16_bits_can_number_are_distinguished() -> None:
     count = 70_000
-    pieces = WindowIndex(cast(Store, ManySegments(count)), LENGTH)
-    places, _ = pieces.draw(np.random.default_rng(0), 5_000)
-    found = np.array([place.segment for place in places])
-    assert (np.diff(found) > 0).all()
-    assert found.max() > 2**16
+    windows = WindowIndex(cast(Store, ManySegments(count)), LENGTH, np.ones(count, np.int64))
+    parts, _ = windows.draw(np.random.default_rng(0), 5_000)
+    numbers = np.array([cast(Any, part.segment).number for part in parts])
+    assert (np.diff(numbers) > 0).all()
+    assert numbers.max() > 2**16
 
 
 def test_the_replay_package_never_loads_torch() -> None:
@@ -160,7 +163,7 @@ def weighted(lengths: list[int], weight: list[int], *, cut: int = 2) -> WindowIn
 @pytest.mark.parametrize(
     ("weight", "share"),
     [
-        ([2, 6, 1], [2 / 9, 6 / 9, 1 / 9]),  # as many as there are pieces
+        ([2, 6, 1], [2 / 9, 6 / 9, 1 / 9]),  # as many as there are windows
         ([5, 9, 4], [5 / 18, 9 / 18, 4 / 18]),
         ([1, 1, 1], [1 / 3, 1 / 3, 1 / 3]),
         ([0, 1, 7], [0, 1 / 8, 7 / 8]),
@@ -172,49 +175,45 @@ def test_an_episode_is_drawn_by_its_weight_and_its_start_evenly(
 ) -> None:
     lengths, count = [5, 9, 4], 20_000
     view = live(lengths, cut=2).view()
-    pieces = WindowIndex(view, LENGTH, np.array(weight))
-    drawn = WindowBatchBuilder(LENGTH, RULE, view.segments).gather(
-        pieces.draw(np.random.default_rng(0), count)
-    )
-    found = np.zeros((3, 6))
-    np.add.at(found, (drawn.states[:, 0, 0].astype(int), drawn.steps), 1)
+    windows = WindowIndex(view, LENGTH, np.array(weight))
+    drawn = WindowBatchBuilder(LENGTH, RULE).gather(windows.draw(np.random.default_rng(0), count))
+    counts = np.zeros((3, 6))
+    np.add.at(counts, (drawn.states[:, 0, 0].astype(int), drawn.steps), 1)
     spans = np.array([2, 6, 1])
     expected = np.where(
         np.arange(6) < spans[:, None], count * np.array(share)[:, None] / spans[:, None], 0
     )
-    assert (found[expected == 0] == 0).all()
+    assert (counts[expected == 0] == 0).all()
     # Binomial: a deviation is at most the root of what is expected; six of them never happen.
-    assert (np.abs(found - expected) <= 6 * np.sqrt(expected)).all()
+    assert (np.abs(counts - expected) <= 6 * np.sqrt(expected)).all()
 
 
-def test_an_episode_without_weight_does_not_count_among_the_pieces() -> None:
+def test_the_returns_of_a_segment_are_computed_once_and_read_only() -> None:
+    (segment,) = live([3], cut=1).view().segments
+    rule = ReturnRule(max_episode_steps=3, average=False)
+    returns = segment.returns(rule)
+    assert returns.tolist() == [6, 5, 3]
+    assert segment.returns(ReturnRule(max_episode_steps=3, average=False)) is returns
+    assert segment.returns(RULE) is not returns
+    with pytest.raises(ValueError, match="read-only"):
+        returns[0] = 0
+
+
+def test_an_episode_without_weight_does_not_count_among_the_windows() -> None:
     assert weighted([5, 9, 4], [3, 0, 8]).count == 2 + 1
     assert weighted([5, 9, 4], [0, 0, 0]).weight == 0
 
 
-def test_an_episode_too_short_for_a_piece_is_not_drawn_whatever_its_weight() -> None:
-    pieces = weighted([5, 3, 4], [1, 100, 1])
-    assert (pieces.count, pieces.weight) == (3, 2)
+def test_an_episode_too_short_for_a_window_is_not_drawn_whatever_its_weight() -> None:
+    windows = weighted([5, 3, 4], [1, 100, 1])
+    assert (windows.count, windows.weight) == (3, 2)
 
 
-def test_a_store_without_an_episode_has_no_piece() -> None:
+def test_a_store_without_an_episode_has_no_window() -> None:
     empty = live([]).view()
-    assert WindowIndex(empty, LENGTH).weight == 0
+    assert WindowIndex(empty, LENGTH, np.zeros(0, np.int64)).weight == 0
     with pytest.raises(InputError, match="longest has 0"):
         Sampler(empty, length=LENGTH, batch=1, seed=0, returns=RULE)
-
-
-@pytest.mark.parametrize("cut", [1, 2, 5])
-def test_given_arrays_are_filled_with_what_new_ones_would_hold(cut: int) -> None:
-    one = Sampler(live(LENGTHS, cut=cut).view(), length=LENGTH, batch=50, seed=0, returns=RULE)
-    arrays = one.batch(7)
-    memory = [getattr(arrays, name).ctypes.data for name in arrays.__slots__]
-    for update in range(3):
-        assert one.batch(update, arrays) is arrays
-        fresh = one.batch(update)
-        for name in fresh.__slots__:
-            assert np.array_equal(getattr(arrays, name), getattr(fresh, name))
-    assert memory == [getattr(arrays, name).ctypes.data for name in arrays.__slots__]
 
 
 @pytest.mark.parametrize("cut", [1, 5])
@@ -222,8 +221,10 @@ def test_a_withdrawn_episode_is_never_drawn_chosen_or_not(cut: int) -> None:
     store = live(LENGTHS, cut=cut)
     store.withdraw(2, 4)
     for chosen in (None, np.ones(len(LENGTHS), np.bool_)):
-        some = Sampler(store.view(), length=LENGTH, batch=500, seed=0, returns=RULE, chosen=chosen)
-        assert set(some.batch(0).states[..., 0].flat) == {0, 3}
+        restricted = Sampler(
+            store.view(), length=LENGTH, batch=500, seed=0, returns=RULE, chosen=chosen
+        )
+        assert set(restricted.batch(0).states[..., 0].flat) == {0, 3}
 
 
 def test_a_store_of_which_all_was_withdrawn_is_refused() -> None:

@@ -77,14 +77,14 @@ def test_every_row_is_a_step_of_an_episode(
     assert drawn.returns.tolist() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_task_that_ended_may_be_told_to_go_on(tmp_path: Path) -> None:
+def test_the_end_of_a_task_may_be_treated_as_a_step_limit(tmp_path: Path) -> None:
     """As if the clock had ended it: critic.terminals=false."""
     with write_store(tmp_path / "s", header(), segment_bytes=1) as writer:
         writer.append(numbered(0, 3, terminated=True))
     store = Store(tmp_path / "s")
     drawn = TransitionSampler(store, batch=50, seed=0, discount=HALF, terminals=False).batch(0)
-    found = {int(s[1]): x for s, x in zip(drawn.states, drawn.returns.tolist(), strict=True)}
-    assert found == {0: pytest.approx(2.75 / 0.875), 1: pytest.approx(3.5 / 0.75), 2: 6}
+    returns = {int(s[1]): x for s, x in zip(drawn.states, drawn.returns.tolist(), strict=True)}
+    assert returns == {0: pytest.approx(2.75 / 0.875), 1: pytest.approx(3.5 / 0.75), 2: 6}
 
 
 def test_returns_by_hand(tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_returns_by_hand(tmp_path: Path) -> None:
         writer.append(numbered(0, 3, terminated=True))
         writer.append(numbered(1, 3))
     drawn = sampler(Store(tmp_path / "s")).batch(0)
-    found = {
+    returns = {
         (int(episode), int(step)): value
         for (episode, step), value in zip(drawn.states, drawn.returns.tolist(), strict=True)
     }
-    assert found == {
+    assert returns == {
         (0, 0): 2.75,
         (0, 1): 3.5,
         (0, 2): 3,
@@ -121,9 +121,9 @@ def test_only_chosen_episodes_are_drawn(
     chosen: list[int], segment_bytes: int, tmp_path: Path
 ) -> None:
     store = make(tmp_path / "s", segment_bytes=segment_bytes)
-    some = sampler(store, chosen=[number in chosen for number in range(5)])
-    assert len(some) == sum(LENGTHS[number] for number in chosen)
-    drawn = some.batch(0)
+    restricted = sampler(store, chosen=[number in chosen for number in range(5)])
+    assert len(restricted) == sum(LENGTHS[number] for number in chosen)
+    drawn = restricted.batch(0)
     assert set(drawn.states[:, 0].tolist()) == set(chosen)
     assert np.array_equal(drawn.next_states[:, 1], drawn.states[:, 1] + 1)
     assert np.array_equal(drawn.next_states[:, 0], drawn.states[:, 0])
@@ -165,18 +165,6 @@ def test_a_batch_is_the_callers_own(tmp_path: Path) -> None:
     assert (sampler(make(tmp_path / "t")).batch(0).next_states == one.batch(0).next_states).all()
 
 
-@pytest.mark.parametrize("cut", [1, 2, 5])
-def test_given_arrays_are_filled_with_what_new_ones_would_hold(cut: int) -> None:
-    view = live(LENGTHS, cut=cut).view()
-    one = TransitionSampler(view, batch=50, seed=0, discount=HALF)
-    arrays = one.batch(7)
-    for update in range(3):
-        assert one.batch(update, arrays) is arrays
-        fresh = one.batch(update)
-        for name in fresh.__slots__:
-            assert np.array_equal(getattr(arrays, name), getattr(fresh, name))
-
-
 def test_a_withdrawn_episode_is_never_drawn() -> None:
     store = live(LENGTHS, cut=2)
     store.withdraw(2, 4)
@@ -186,9 +174,9 @@ def test_a_withdrawn_episode_is_never_drawn() -> None:
 
 def test_one_random_number_names_a_step_in_the_list_of_all(tmp_path: Path) -> None:
     """What a run drew it draws again after any change here, or it would not resume bit for bit."""
-    some = sampler(make(tmp_path / "s", segment_bytes=150), batch=50, seed=3)
+    restricted = sampler(make(tmp_path / "s", segment_bytes=150), batch=50, seed=3)
     steps = [(e, t) for e, length in enumerate(LENGTHS) for t in range(length)]
     for update in (0, 7, 10**6):
         numbers = counter_stream(3, update, CRITIC_BATCH).integers(len(steps), size=50)
-        drawn = some.batch(update).states.astype(int).tolist()
+        drawn = restricted.batch(update).states.astype(int).tolist()
         assert [tuple(step) for step in drawn] == [steps[number] for number in numbers]

@@ -1,9 +1,8 @@
-"""The gate at which collecting and learning wait: bounded, counted, measured."""
+"""The limiter limiter at which collecting and learning wait: bounded, counted, logged."""
 
 import logging
 from fractions import Fraction
-from itertools import count
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
@@ -11,124 +10,128 @@ import pytest
 from m3pc.types import FencedError
 from replay.server.rate_limiter import RateLimiter
 from replay.server.sample_ratio import RateLimits, SampleInsertRatio
-from tests.replay.server.test_sample_ratio import band
 
 SOON, NEVER = 30.0, 1e6  # seconds: only a failure waits so long
+LIMITS = RateLimits(  # ten inserts come first; then the error stays from 10 to 28
+    samples_per_insert=Fraction(2),
+    batch=8,
+    max_insert=5,
+    min_size=10,
+    min_diff=Fraction(10),
+    max_diff=Fraction(28),
+)
 
 
-def gate(**fields: Any) -> RateLimiter:
-    """Nothing inserted, nothing sampled; a clock that goes on by 3 whenever it is looked at."""
-    ticks = count(step=3)
-    return RateLimiter(SampleInsertRatio(band(10, 28)), clock=lambda: float(next(ticks)), **fields)
+def new_limiter(inserts: int = 0, **options: Any) -> RateLimiter:
+    return RateLimiter(SampleInsertRatio(LIMITS, inserts), **options)
 
 
-def test_the_gate_counts_what_it_allows_and_nothing_else() -> None:
-    some = gate()
-    assert not some.sample(0)
-    assert [some.insert(5, 0) for _ in range(4)] == [True, True, False, False]
-    assert some.sample(0)
-    assert (some.limiter.inserts, some.limiter.samples) == (10, 8)
+def insert(limiter: RateLimiter, count: int, timeout: float = 0.0) -> bool:
+    """Reserve, and settle at once: all of it is stored."""
+    allowed = limiter.reserve(count, timeout)
+    if allowed:
+        limiter.settle(count, limiter.ratio.inserts + count)
+    return allowed
 
 
-def test_the_gate_measures_how_long_each_side_waited() -> None:
-    some = gate()
-    some.sample(0)
-    assert (some.insert_waited, some.sample_waited) == (0, 3)
-    some.insert(5, 0)
-    some.insert(5, 0)
-    assert (some.insert_waited, some.sample_waited) == (6, 3)
+def test_the_limiter_counts_what_it_allows_and_nothing_else() -> None:
+    limiter = new_limiter()
+    assert limiter.grant(1, 0, 8, 0) == 0
+    assert [insert(limiter, 5) for _ in range(4)] == [True, True, False, False]
+    assert limiter.grant(1, 0, 8, 0) == 8
+    assert (limiter.ratio.inserts, limiter.ratio.samples) == (10, 8)
 
 
-@pytest.mark.parametrize("side", ["insert", "sample"])
-def test_a_wait_ends_with_its_timeout(side: str) -> None:
-    some = gate()
-    for _ in range(2):
-        some.insert(5, 0)
-    if side == "insert":
-        assert some.insert(5, 0.001) is False
-    else:
-        assert some.sample(0.001) is True
-        assert some.sample(0.001) is False
+def test_a_wait_ends_with_its_timeout() -> None:
+    limiter = new_limiter(inserts=10)
+    assert limiter.reserve(5, 0.001) is False
+    assert limiter.grant(1, 0, 10, 0.001) == 10
+    assert limiter.grant(1, 10, 11, 0.001) == 10
 
 
 def test_a_learner_that_waits_is_woken_by_the_insert_that_it_needs() -> None:
-    some, found = gate(), []
-    thread = Thread(target=lambda: found.append(some.sample(SOON)))
+    limiter, granted = new_limiter(), []
+    thread = Thread(target=lambda: granted.append(limiter.grant(1, 0, 8, SOON)))
     thread.start()
-    assert some.insert(5, SOON) and some.insert(5, SOON)
+    assert insert(limiter, 5, SOON) and insert(limiter, 5, SOON)
     thread.join(SOON)
-    assert found == [True]
+    assert granted == [8]
 
 
-def test_an_actor_that_waits_is_woken_by_the_batch_that_makes_room() -> None:
-    some, found = gate(), []
-    assert some.insert(5) and some.insert(5)
-    thread = Thread(target=lambda: found.append(some.insert(5, SOON)))
+def test_an_actor_that_waits_is_woken_by_the_samples_that_make_room() -> None:
+    limiter, allowed = new_limiter(inserts=10), []
+    thread = Thread(target=lambda: allowed.append(limiter.reserve(5, SOON)))
     thread.start()
-    assert some.sample(SOON)
+    assert limiter.grant(1, 0, 8, SOON) == 8
     thread.join(SOON)
-    assert found == [True]
+    assert allowed == [True]
 
 
 def test_many_threads_never_leave_the_band() -> None:
-    some = RateLimiter(SampleInsertRatio(band(10, 28)))
+    limiter, total = new_limiter(), 298 * 8
     errors: list[Fraction] = []
+    lock = Lock()
 
-    def insert() -> None:
+    def store() -> None:
         for _ in range(100):
-            assert some.insert(3, SOON)
+            assert limiter.reserve(3, SOON)
+            with lock:
+                limiter.settle(3, limiter.ratio.inserts + 3)
 
-    def sample() -> None:
-        for _ in range(149):
-            assert some.sample(SOON)
-            errors.append(some.limiter.error)
+    def learn() -> None:
+        done = 0
+        while done < total:
+            granted = limiter.grant(1, done, min(done + 8, total), SOON)
+            assert granted > done
+            done = granted
+            errors.append(limiter.ratio.error)
 
-    threads = [Thread(target=work) for work in (*[insert] * 4, *[sample] * 2)]
+    threads = [Thread(target=work) for work in (*[store] * 4, *[learn] * 2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(SOON)
-    assert (some.limiter.inserts, some.limiter.samples) == (1200, 298 * 8)
+    assert (limiter.ratio.inserts, limiter.ratio.samples) == (1200, total)
     assert all(10 <= error <= 28 for error in errors)
 
 
 def test_what_is_reserved_counts_for_those_who_insert_and_not_for_those_who_sample() -> None:
-    some = gate()
-    assert [some.reserve(5, 0) for _ in range(3)] == [True, True, False]
-    assert some.limiter.inserts == 0
-    assert not some.sample(0)  # nothing of it is stored yet
-    some.settle(5, 5)
-    some.settle(5, 5)  # it was not stored: its place is free again
-    assert [some.reserve(5, 0) for _ in range(2)] == [True, False]
+    limiter = new_limiter()
+    assert [limiter.reserve(5, 0) for _ in range(3)] == [True, True, False]
+    assert limiter.ratio.inserts == 0
+    assert limiter.grant(1, 0, 8, 0) == 0  # nothing of it is stored yet
+    limiter.settle(5, 5)
+    limiter.settle(5, 5)  # it was not stored: its place is free again
+    assert [limiter.reserve(5, 0) for _ in range(2)] == [True, False]
 
 
 def test_settling_in_the_wrong_order_forgets_nothing() -> None:
-    some = gate()
-    assert some.reserve(3, 0) and some.reserve(4, 0)
-    some.settle(4, 7)
-    some.settle(3, 3)
-    assert some.limiter.inserts == 7
+    limiter = new_limiter()
+    assert limiter.reserve(3, 0) and limiter.reserve(4, 0)
+    limiter.settle(4, 7)
+    limiter.settle(3, 3)
+    assert limiter.ratio.inserts == 7
 
 
 def test_a_short_episode_does_not_take_the_room_that_a_long_one_waits_for() -> None:
-    some = RateLimiter(SampleInsertRatio(band(10, 28), inserts=10))  # room for 4, the longest is 5
-    assert [some.reserve(count, 0) for count in (5, 1)] == [False, False]
+    limiter = new_limiter(inserts=10)  # room for 4, the longest is 5
+    assert [limiter.reserve(count, 0) for count in (5, 1)] == [False, False]
 
 
-def test_whoever_waits_for_room_is_seen_waiting() -> None:
-    some, seen = RateLimiter(SampleInsertRatio(band(10, 28), inserts=14)), Event()
+def test_an_append_that_waits_for_room_is_counted_as_waiting() -> None:
+    limiter, seen = new_limiter(inserts=14), Event()
 
     def wait() -> None:
-        if some.reserve(5, SOON):
+        if limiter.reserve(5, SOON):
             seen.set()
 
     thread = Thread(target=wait)
     thread.start()
-    while not some.waiting:
+    while not limiter.waiting:
         assert thread.is_alive()
-    assert some.sample(SOON) and some.sample(SOON)
+    assert limiter.grant(1, 0, 16, SOON) == 16
     thread.join(SOON)
-    assert (seen.is_set(), some.waiting) == (True, 0)
+    assert (seen.is_set(), limiter.waiting) == (True, 0)
 
 
 def fifths(**fields: Any) -> RateLimiter:
@@ -145,70 +148,72 @@ def fifths(**fields: Any) -> RateLimiter:
 
 
 def test_a_learner_is_granted_what_the_band_allows() -> None:
-    some = fifths()
-    assert [some.grant(1, 0, total, 0) for total in (1, 2, 3, 9)] == [1, 2, 2, 2]
-    assert some.insert(10, 0)
-    assert some.grant(1, 0, 9, 0) == 4
-    assert some.limiter.samples == 4
+    limiter = fifths()
+    assert [limiter.grant(1, 0, total, 0) for total in (1, 2, 3, 9)] == [1, 2, 2, 2]
+    assert insert(limiter, 10)
+    assert limiter.grant(1, 0, 9, 0) == 4
+    assert limiter.ratio.samples == 4
 
 
 def test_asking_again_changes_nothing() -> None:
-    some = fifths(inserts=50)
-    assert [some.grant(1, 0, 7, 0) for _ in range(3)] == [7, 7, 7]
-    assert some.grant(1, 0, 5, 0) == 5  # an older question that was under way for long
-    assert some.limiter.samples == 7
+    limiter = fifths(inserts=50)
+    assert [limiter.grant(1, 0, 7, 0) for _ in range(3)] == [7, 7, 7]
+    assert limiter.grant(1, 0, 5, 0) == 5  # an older question that was under way for long
+    assert limiter.ratio.samples == 7
 
 
 def test_asking_twice_at_once_counts_once() -> None:
-    some, found = fifths(), []
-    threads = [Thread(target=lambda: found.append(some.grant(1, 0, 4, SOON))) for _ in range(2)]
-    assert some.grant(1, 0, 2, 0) == 2
+    limiter, answers = fifths(), []
+    threads = [
+        Thread(target=lambda: answers.append(limiter.grant(1, 0, 4, SOON))) for _ in range(2)
+    ]
+    assert limiter.grant(1, 0, 2, 0) == 2
     for thread in threads:
         thread.start()
-    assert some.insert(10, 0)
+    assert insert(limiter, 10)
     for thread in threads:
         thread.join(SOON)
-    assert (found, some.limiter.samples) == ([4, 4], 4)
+    assert (answers, limiter.ratio.samples) == ([4, 4], 4)
 
 
 def test_a_learner_that_lost_updates_does_them_again() -> None:
-    some = fifths(inserts=50)
-    assert some.grant(1, 0, 12, 0) == 12
-    assert some.grant(2, 5, 5, 0) == 5
-    assert some.limiter.samples == 5
-    assert some.grant(2, 5, 99, 0) == 12
+    limiter = fifths(inserts=50)
+    assert limiter.grant(1, 0, 12, 0) == 12
+    assert limiter.grant(2, 5, 5, 0) == 5
+    assert limiter.ratio.samples == 5
+    assert limiter.grant(2, 5, 99, 0) == 12
 
 
 def test_an_older_learner_is_refused_also_while_it_waits() -> None:
-    some, found = fifths(), []
+    limiter, answers = fifths(), []
 
     def old() -> None:
         try:
-            some.grant(1, 0, 99, SOON)
+            limiter.grant(1, 0, 99, SOON)
         except FencedError as error:
-            found.append(str(error))
+            answers.append(str(error))
 
-    assert some.grant(1, 0, 2, 0) == 2
+    assert limiter.grant(1, 0, 2, 0) == 2
     thread = Thread(target=old)
     thread.start()
-    assert some.grant(2, 1, 1, 0) == 1
+    assert limiter.grant(2, 1, 1, 0) == 1
     thread.join(SOON)
-    assert len(found) == 1 and "epoch 2 has begun" in found[0]
+    assert len(answers) == 1 and "epoch 2 has begun" in answers[0]
     with pytest.raises(FencedError):
-        some.grant(1, 0, 1, 0)
+        limiter.grant(1, 0, 1, 0)
 
 
-def test_a_gate_made_anew_believes_what_the_learner_says() -> None:
-    some = fifths(inserts=50)
-    assert not some.reserve(10, 0)  # as far as it knows, ten updates are owed
-    assert some.grant(3, 10, 10, 0) == 10
-    assert some.reserve(10, 0)
+def test_a_new_limiter_believes_what_the_learner_says() -> None:
+    limiter = fifths(inserts=50)
+    assert not limiter.reserve(10, 0)  # as far as it knows, ten updates are owed
+    assert limiter.grant(3, 10, 10, 0) == 10
+    assert limiter.reserve(10, 0)
 
 
 def test_a_learner_that_did_more_than_is_allowed_waits_for_the_actors() -> None:
-    some = fifths(inserts=50)
-    assert some.grant(3, 20, 20, 0) == 12
-    assert some.insert(10, 0) and some.grant(3, 20, 20, 0) == 14
+    limiter = fifths(inserts=50)
+    assert limiter.grant(3, 20, 20, 0) == 12
+    assert insert(limiter, 10) and limiter.grant(3, 20, 20, 0) == 14
 
 
 class Clock:
@@ -222,81 +227,73 @@ class Clock:
 def test_without_actors_a_learner_may_go_on_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
-    some = RateLimiter(
-        SampleInsertRatio(band(10, 28)), without_actors="continue_offline", patience=60, clock=clock
-    )
+    limiter = new_limiter(without_actors="continue_offline", patience=60, clock=clock)
     clock.now += 59
-    assert not some.sample(0)
-    assert not some.offline
+    assert limiter.grant(1, 0, 8, 0) == 0
+    assert not limiter.offline
     clock.now += 1
-    assert some.sample(NEVER) and some.sample(NEVER)  # at once
-    assert some.offline
+    assert [limiter.grant(1, 0, total, NEVER) for total in (8, 16)] == [8, 16]  # at once
+    assert limiter.offline
     assert caplog.text.count("event=continue-offline silent_s=60") == 1
-    assert some.offline_samples == 16
-    assert some.limiter.samples == 0  # the actors do not have to make up for it
-    assert some.insert(5, 0)
-    assert not some.offline
+    assert limiter.offline_samples == 16
+    assert limiter.ratio.samples == 0  # the actors do not have to make up for it
+    assert insert(limiter, 5)
+    assert not limiter.offline
     assert "event=actors-back offline_samples=16" in caplog.text
-    assert not some.sample(0)
+    assert limiter.grant(1, 16, 24, 0) == 16
     clock.now += 60
-    assert some.sample(0)
+    assert limiter.grant(1, 16, 24, 0) == 24
     assert caplog.text.count("event=continue-offline") == 2
 
 
 def test_updates_without_actors_are_granted_beside_the_band() -> None:
     clock = Clock()
-    some = fifths(without_actors="continue_offline", patience=60, clock=clock)
-    assert some.grant(1, 0, 2, 0) == 2
-    assert some.grant(1, 0, 10, 0) == 2
+    limiter = fifths(without_actors="continue_offline", patience=60, clock=clock)
+    assert limiter.grant(1, 0, 2, 0) == 2
+    assert limiter.grant(1, 0, 10, 0) == 2
     clock.now += 60
-    assert some.grant(1, 0, 10, NEVER) == 10  # at once
-    assert (some.limiter.samples, some.offline_samples, some.granted) == (2, 8, 10)
-    assert some.insert(10, 0)
-    assert some.grant(1, 0, 20, 0) == 12  # the two that are owed
-    assert (some.limiter.samples, some.offline) == (4, False)
+    assert limiter.grant(1, 0, 10, NEVER) == 10  # at once
+    assert (limiter.ratio.samples, limiter.offline_samples, limiter.granted) == (2, 8, 10)
+    assert insert(limiter, 10)
+    assert limiter.grant(1, 0, 20, 0) == 12  # the two that are owed
+    assert (limiter.ratio.samples, limiter.offline) == (4, False)
 
 
-def test_a_gate_made_anew_does_not_hold_updates_without_actors_against_anybody() -> None:
-    some = fifths(inserts=50, without_actors="continue_offline")
-    assert [some.grant(1, 100, 116, 0) for _ in range(2)] == [100, 100]
-    assert (some.limiter.samples, some.offline_samples) == (12, 88)
-    assert some.insert(10, 0) and some.grant(1, 100, 116, 0) == 102
+def test_a_new_limiter_does_not_count_updates_without_actors_in_the_ratio() -> None:
+    limiter = fifths(inserts=50, without_actors="continue_offline")
+    assert [limiter.grant(1, 100, 116, 0) for _ in range(2)] == [100, 100]
+    assert (limiter.ratio.samples, limiter.offline_samples) == (12, 88)
+    assert insert(limiter, 10) and limiter.grant(1, 100, 116, 0) == 102
 
 
-def test_a_gate_made_anew_grants_nothing_that_nobody_owes() -> None:
+def test_a_new_limiter_grants_only_what_is_owed() -> None:
     """What a learner wants is not what it has done, though it may go on without actors."""
-    some = fifths(without_actors="continue_offline")
-    assert [some.grant(1, 0, 16, 0) for _ in range(2)] == [2, 2]  # ahead of the actors by two
-    assert (some.limiter.samples, some.offline_samples) == (2, 0)
-    assert some.grant(2, 1, 17, 0) == 2  # a learner that comes back is owed no more
+    limiter = fifths(without_actors="continue_offline")
+    assert [limiter.grant(1, 0, 16, 0) for _ in range(2)] == [2, 2]  # ahead of the actors by two
+    assert (limiter.ratio.samples, limiter.offline_samples) == (2, 0)
+    assert limiter.grant(2, 1, 17, 0) == 2  # a learner that comes back is owed no more
 
 
 def test_an_actor_that_is_refused_is_not_gone() -> None:
     clock = Clock()
-    full = SampleInsertRatio(band(10, 28), inserts=14)
-    some = RateLimiter(full, without_actors="continue_offline", patience=60, clock=clock)
+    limiter = new_limiter(inserts=14, without_actors="continue_offline", patience=60, clock=clock)
     clock.now += 59
-    assert not some.insert(5, 0)
+    assert not insert(limiter, 5)
     clock.now += 59
-    assert [some.sample(0) for _ in range(3)] == [True, True, False]
-    assert (some.limiter.samples, some.offline) == (16, False)
+    assert limiter.grant(1, 0, 99, 0) == 18
+    assert (limiter.ratio.samples, limiter.offline) == (18, False)
 
 
 def test_what_is_allowed_counts_as_ever_while_actors_are_gone() -> None:
     clock = Clock()
-    some = RateLimiter(
-        SampleInsertRatio(band(10, 28), inserts=14),
-        without_actors="continue_offline",
-        patience=60,
-        clock=clock,
-    )
+    limiter = new_limiter(inserts=14, without_actors="continue_offline", patience=60, clock=clock)
     clock.now += 1000
-    assert some.sample(0)
-    assert (some.limiter.samples, some.offline_samples, some.offline) == (8, 0, False)
+    assert limiter.grant(1, 0, 8, 0) == 8
+    assert (limiter.ratio.samples, limiter.offline_samples, limiter.offline) == (8, 0, False)
 
 
-def test_a_learner_that_is_told_to_wait_waits() -> None:
+def test_a_learner_that_must_wait_for_actors_waits() -> None:
     clock = Clock()
-    some = RateLimiter(SampleInsertRatio(band(10, 28)), clock=clock)
+    limiter = new_limiter(clock=clock)
     clock.now += 10**6
-    assert not some.sample(0)
+    assert limiter.grant(1, 0, 8, 0) == 0

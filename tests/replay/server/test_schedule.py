@@ -1,4 +1,4 @@
-"""Owed updates in whole numbers."""
+"""Owed updates are integers."""
 
 from fractions import Fraction
 
@@ -13,12 +13,12 @@ from replay.server.schedule import UpdateSchedule, schedule_of
 
 
 def schedule(
-    per_step: float, per_episode: int, *, slack: int = 0, horizon: int = 100
+    per_step: float, per_episode: int, *, slack: int = 0, limit: int = 100
 ) -> UpdateSchedule:
     return UpdateSchedule(
         updates_per_step=per_step,
         updates_per_episode=per_episode,
-        max_episode_steps=horizon,
+        max_episode_steps=limit,
         slack=slack,
     )
 
@@ -37,9 +37,9 @@ def schedule(
 def test_an_episode_of_seven_steps(
     per_step: float, per_episode: int, units: int, update: int
 ) -> None:
-    some = schedule(per_step, per_episode)
-    assert some.units(7) == units
-    assert some.limits().samples_per_insert == Fraction(1, update)
+    updates = schedule(per_step, per_episode)
+    assert updates.units(7) == units
+    assert updates.limits().samples_per_insert == Fraction(1, update)
 
 
 @given(
@@ -47,15 +47,15 @@ def test_an_episode_of_seven_steps(
     st.integers(0, 1000),
     st.lists(st.integers(1, 100), min_size=1),
 )
-def test_what_is_owed_adds_up_exactly(
+def test_owed_updates_add_up_exactly(
     per_step: Fraction, per_episode: int, lengths: list[int]
 ) -> None:
     if not per_step + per_episode:
         return
-    some = schedule(float(per_step), per_episode)
-    one_by_one = sum(map(some.units, lengths))
-    assert one_by_one == some.units(sum(lengths), len(lengths))
-    owed = one_by_one * some.limits().samples_per_insert
+    updates = schedule(float(per_step), per_episode)
+    one_by_one = sum(map(updates.units, lengths))
+    assert one_by_one == updates.units(sum(lengths), len(lengths))
+    owed = one_by_one * updates.limits().samples_per_insert
     assert owed == sum(lengths) * per_step + len(lengths) * per_episode
 
 
@@ -72,8 +72,8 @@ def test_a_rate_below_one_update_an_episode_leaves_room_for_an_update() -> None:
 
 def test_the_learner_is_never_ahead_of_what_is_owed() -> None:
     limits = schedule(0.2, 0, slack=50).limits()
-    found = [SampleInsertRatio(limits, inserts=steps).most_samples for steps in (0, 4, 5, 1004)]
-    assert found == [0, 0, 1, 200]
+    allowed = [SampleInsertRatio(limits, inserts=steps).max_samples for steps in (0, 4, 5, 1004)]
+    assert allowed == [0, 0, 1, 200]
 
 
 def test_owed_updates_are_those_of_steps_and_of_episodes_rounded_down() -> None:
@@ -82,7 +82,7 @@ def test_owed_updates_are_those_of_steps_and_of_episodes_rounded_down() -> None:
 
 
 @pytest.mark.parametrize(("per_step", "per_episode"), [(0.0, 0), (1e-9, 0)])
-def test_nothing_owed_is_refused(per_step: float, per_episode: int) -> None:
+def test_a_schedule_without_updates_is_refused(per_step: float, per_episode: int) -> None:
     with pytest.raises(InputError, match="at least one of them above 0"):
         schedule(per_step, per_episode)
 

@@ -102,8 +102,8 @@ def test_no_mutant_of_a_store_is_accepted(count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", SIZES)
-def test_mutants_of_arrow_whose_hash_was_made_to_fit_do_no_harm(count: int, tmp_path: Path) -> None:
-    """Only Arrow and our own checks stand against these: wrong numbers pass, wrong shapes don't."""
+def test_mutants_of_arrow_with_a_matching_hash_do_no_harm(count: int, tmp_path: Path) -> None:
+    """Only Arrow and our own checks protect here: wrong numbers pass, wrong shapes do not."""
     store = write_small_store(tmp_path / "store", np.random.default_rng(3))
     results = run("open", sorted(store.glob("segments/*.arrow")), count, tmp_path / "mutants")
     outcomes = Counter(result["outcome"] for result in results)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from m3pc.coordinator import connect
 from m3pc.coordinator.coordinator import NAME
 from m3pc.core.files import durable_file, replace_file, staged_directory
-from m3pc.datasets.download import CatalogueEntry, fetch, find, locate
+from m3pc.datasets.download import CatalogueEntry, fetch, find_entry, locate
 from m3pc.types import AppendKey, InputError
 from replay.format.payload import encode
 from tests.support.faults.live_writer import episode, open_writer, write_live
@@ -99,7 +99,7 @@ paths = st.text(alphabet=st.sampled_from("./\\a:~-0\0\n é"), max_size=12)
 @given(rest=paths)
 def test_an_id_is_one_of_the_catalogue_or_refused(rest: str) -> None:
     with pytest.raises(InputError, match="there is no dataset"):
-        find(f"d4rl:{rest}")
+        find_entry(f"d4rl:{rest}")
 
 
 def test_what_is_fetched_stays_in_the_cache(

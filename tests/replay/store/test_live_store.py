@@ -1,8 +1,9 @@
-"""Readers of a store that grows: what they see is whole, in order, and cheap to see again."""
+"""Readers of a store that grows: views are complete, in order, and cheap to refresh."""
 
 import mmap
 import multiprocessing
 import shutil
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 
 from m3pc.types import AppendKey, Durability, InputError
 from replay.format.fs import Disk
+from replay.format.segment import COLUMNS
 from replay.store.store import Store
 from replay.writing.writer import Writer
 from tests.support.faults.live_writer import (
     HEADER,
     ROOMY,
+    Unlocked,
     episode,
     numbers,
     open_writer,
@@ -44,7 +47,7 @@ def test_what_was_committed_is_seen_at_once_and_an_old_view_stays_as_it_was(path
         views = [Store(path)]
         for number in range(30):
             send(writer, range(number, number + 1))
-            views.append(views[-1].later())
+            views.append(views[-1].latest())
     for count, view in enumerate(views):
         assert numbers(view) == list(range(count))
         assert view.totals.steps == sum(len(episode(n)) for n in range(count))
@@ -56,13 +59,13 @@ def test_segments_that_stay_are_the_same_objects(path: Path) -> None:
         writer.roll()
         one = Store(path)
         send(writer, range(4, 6))
-        two = one.later()
+        two = one.latest()
         assert two.segments[0] is one.segments[0]
         writer.roll()
-        three = two.later()
+        three = two.latest()
         assert three.segments[0] is one.segments[0]
         assert [len(view.segments) for view in (one, two, three)] == [1, 2, 2]
-        assert three.later().segments == three.segments
+        assert three.latest().segments == three.segments
 
 
 def test_the_end_of_a_long_log_is_few_chunks(path: Path) -> None:
@@ -70,7 +73,7 @@ def test_the_end_of_a_long_log_is_few_chunks(path: Path) -> None:
         store = Store(path)
         for number in range(200):
             send(writer, range(number, number + 1))
-            store = store.later()
+            store = store.latest()
     assert numbers(store) == list(range(200))
     assert len(store.segments) <= 12
 
@@ -82,7 +85,7 @@ def test_all_columns_are_the_same_in_the_log_and_in_a_segment(path: Path) -> Non
         (before,) = Store(path).segments
         writer.roll()
         (after,) = Store(path).segments
-    for name in before.__dataclass_fields__:
+    for name in COLUMNS:
         one, other = getattr(before, name), getattr(after, name)
         assert one.dtype == other.dtype, name
         np.testing.assert_array_equal(one, other, strict=True)
@@ -90,42 +93,45 @@ def test_all_columns_are_the_same_in_the_log_and_in_a_segment(path: Path) -> Non
     assert before.keys.tolist()[3:] == [[4, 9, 0], [4, 9, 1]]
 
 
-def test_a_reader_knows_where_every_producer_stands(path: Path) -> None:
+def test_a_reader_knows_the_state_of_every_producer(path: Path) -> None:
     with open_writer(path) as writer:
         send(writer, range(3), slot=1, incarnation=7)
-        writer.append(AppendKey(2, 5, 0), b"rubbish")
+        writer.append(AppendKey(2, 5, 0), b"invalid")
         writer.roll()
         send(writer, range(1), slot=1, incarnation=8)
         store = Store(path)
         assert store.producers == {1: (8, 1), 2: (5, 1)}
         send(writer, range(1, 2), slot=1, incarnation=8)
-        assert store.later().producers == {1: (8, 2), 2: (5, 1)}
-        assert {slot: writer.producer(slot) for slot in (1, 2)} == store.later().producers
+        assert store.latest().producers == {1: (8, 2), 2: (5, 1)}
+        assert {slot: writer.producers[slot] for slot in (1, 2)} == store.latest().producers
 
 
 def test_a_store_that_did_not_change_is_the_same_view(path: Path) -> None:
     with open_writer(path) as writer:
         send(writer, range(3))
         store = Store(path)
-        assert store.later() is store
-        for change in (writer.roll, lambda: writer.withdraw(3), lambda: writer.drop([0])):
+        assert store.latest() is store
+        for change in (writer.roll, lambda: writer.withdraw_producer(3), lambda: writer.drop([0])):
             change()
-            newer = store.later()
+            newer = store.latest()
             assert newer is not store
-            assert newer.later() is newer
+            assert newer.latest() is newer
             store = newer
 
 
-def test_dropped_segments_are_let_go(path: Path) -> None:
+def test_dropped_segments_are_freed(path: Path) -> None:
     with open_writer(path) as writer:
         for number in range(3):
             send(writer, range(number, number + 1))
             writer.roll()
         store = Store(path)
+        dropped, kept = (weakref.ref(segment) for segment in store.segments[1:])
         writer.drop([0, 1])
         assert numbers(store) == [0, 1, 2]
-        assert numbers(store.later()) == [2]
-        assert len(store.later()._sealed) == 1
+        store = store.latest()
+        assert numbers(store) == [2]
+        assert dropped() is None
+        assert kept() is store.segments[0]
 
 
 def test_damaged_segments_are_refused_or_left_out(path: Path) -> None:
@@ -139,17 +145,17 @@ def test_damaged_segments_are_refused_or_left_out(path: Path) -> None:
     store = Store(path, skip_damaged=True)
     assert numbers(store) == list(range(8, 16))
     assert list(store.damaged) == [1]
-    assert store.later().damaged == store.damaged
+    assert store.latest().damaged == store.damaged
 
 
 def test_a_checksum_names_what_a_store_holds(path: Path) -> None:
     with open_writer(path) as writer:
-        found = [Store(path).checksum]
+        checksums = [Store(path).checksum]
         for number in range(2):
             send(writer, range(number, number + 1))
-            found.append(Store(path).checksum)
-        assert len(set(found)) == 3
-        assert Store(path).checksum == found[-1]
+            checksums.append(Store(path).checksum)
+        assert len(set(checksums)) == 3
+        assert Store(path).checksum == checksums[-1]
 
 
 @pytest.mark.parametrize("name", ["MANIFEST", "log/000003.log"])
@@ -161,7 +167,7 @@ def test_a_store_without_its_manifest_or_log_is_refused(name: str, path: Path) -
 
 
 @pytest.mark.parametrize("content", [None, b"", b"x" * 56])
-def test_without_its_mark_a_store_is_read_to_the_last_whole_frame(
+def test_without_its_mark_a_store_is_read_to_the_last_complete_frame(
     content: bytes | None, path: Path
 ) -> None:
     write_live(path)
@@ -180,7 +186,7 @@ def test_a_log_shorter_than_its_mark_is_damage_where_it_was_synced(
     durability: Durability, path: Path
 ) -> None:
     """Without fsync a power loss may do that, and no promise is broken."""
-    writer = open_writer(path, replace(ROOMY, durability=durability))
+    writer = open_writer(path, replace(ROOMY, durability=durability), fs=Unlocked())
     send(writer, range(3))
     with (path / "log" / "000000.log").open("r+b") as file:
         file.truncate(file.seek(0, 2) - 30)
@@ -189,7 +195,6 @@ def test_a_log_shorter_than_its_mark_is_damage_where_it_was_synced(
     else:
         with pytest.raises(InputError, match=r"000000\.log was changed"):
             Store(path)
-    writer._unlock()
 
 
 @pytest.mark.parametrize("other", ["header", "number"])
@@ -231,13 +236,13 @@ class Overtaken(Disk):
         return content
 
 
-def test_what_changes_while_a_reader_looks_is_seen_by_the_next_look(path: Path) -> None:
+def test_changes_during_a_read_are_seen_by_the_next_read(path: Path) -> None:
     with open_writer(path) as writer:
         send(writer, range(2))
-        store = Store(path, fs=Overtaken(lambda: writer.withdraw(0)))
+        store = Store(path, fs=Overtaken(lambda: writer.withdraw_producer(0)))
         assert store.withdrawn is None
-        found = store.later().withdrawn
-        assert found is not None and found.tolist() == [True, True]
+        withdrawn = store.latest().withdrawn
+        assert withdrawn is not None and withdrawn.tolist() == [True, True]
 
 
 def grow(path: Path, count: int, stop: "multiprocessing.synchronize.Event") -> None:
@@ -260,15 +265,15 @@ def test_readers_and_a_writer_in_different_processes_get_along(path: Path) -> No
     try:
         while child.is_alive():
             child.join(0.001)
-            store = (store if views % 3 else Store(path)).later()
-            found = numbers(store)
-            assert found == list(range(found[0], found[-1] + 1)) if found else last == -1
-            assert not found or found[-1] >= last
-            last = found[-1] if found else last
+            store = (store if views % 3 else Store(path)).latest()
+            seen = numbers(store)
+            assert seen == list(range(seen[0], seen[-1] + 1)) if seen else last == -1
+            assert not seen or seen[-1] >= last
+            last = seen[-1] if seen else last
             views += 1
     finally:
         stop.set()
         child.join(60)
     assert child.exitcode == 0
-    assert numbers(store.later())[-1] >= last >= 0
+    assert numbers(store.latest())[-1] >= last >= 0
     assert views > 5

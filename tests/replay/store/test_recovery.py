@@ -1,4 +1,4 @@
-"""Disks that fail, folders that are no stores, bytes that rot: what a writer makes of them."""
+"""A writer on failing disks, in folders that are no stores, and with damaged files."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from m3pc.types import AckStatus, AppendKey, InputError
 from replay.format import manifest
-from replay.format.index import ProducerState, add_up
+from replay.format.index import ProducerState, index_of
 from replay.format.log import HEAD
 from replay.format.manifest import FileEntry, Roll
 from replay.format.payload import encode
@@ -51,11 +51,11 @@ def test_a_line_that_did_not_fit_leaves_nothing_in_the_manifest(path: Path) -> N
     with open_writer(path, fs=fs) as writer:
         fs.fails_at = {fs.calls: errno.ENOSPC}
         with pytest.raises(OSError, match="planned"):
-            writer.withdraw(3)
-        writer.withdraw(4)
+            writer.withdraw_producer(3)
+        writer.withdraw_producer(4)
     assert verify(path, fs=fs) == []
     with open_writer(path, fs=fs) as writer:
-        assert [event.slot for event in writer.listing.withdrawn] == [4]
+        assert [event.slot for event in writer.index.withdrawn] == [4]
 
 
 def test_after_a_failed_sync_the_log_is_left_and_nothing_is_lost(path: Path) -> None:
@@ -64,32 +64,32 @@ def test_after_a_failed_sync_the_log_is_left_and_nothing_is_lost(path: Path) -> 
     send(writer, range(2))
     fs.fails_at = {fs.calls + 1: errno.EIO}
     assert send(writer, range(2, 3))[0].status is AckStatus.DURABLE
-    assert (writer.listing.rolls, len(writer.listing.segments)) == (1, 1)
+    assert (writer.index.rolls, len(writer.index.segments)) == (1, 1)
     left = fs.after(Loss(random.Random(0), names=False, sectors="old"))
     with open_writer(path, fs=left):
         assert numbers(Store(path, fs=left)) == [0, 1, 2]
 
 
-def test_a_sync_that_fails_for_lack_of_room_is_no_better(path: Path) -> None:
-    """Its bytes may be gone for good: what is sent again must not rely on them."""
+def test_a_sync_that_fails_for_lack_of_room_is_a_failed_sync(path: Path) -> None:
+    """Its bytes may be lost: what is sent again must not rely on them."""
     fs = SimFS(path.parent)
     writer = open_writer(path, fs=fs)
     send(writer, range(2))
     fs.fails_at = {fs.calls + 1: errno.ENOSPC}
     assert send(writer, range(2, 4))[-1].status is AckStatus.DURABLE
-    assert writer.listing.rolls == 1
+    assert writer.index.rolls == 1
     left = fs.after(Loss(random.Random(0), names=False, sectors="old"))
     with open_writer(path, fs=left):
         assert numbers(Store(path, fs=left)) == [0, 1, 2, 3]
 
 
-def test_a_segment_bears_the_number_of_its_log() -> None:
+def test_a_segment_has_the_number_of_its_log() -> None:
     entry = FileEntry(name="000001.steps.arrow", rows=1, bytes=1, sha256="0" * 64)
     other = entry.model_copy(update={"name": "000000.episodes.arrow"})
     live = header().model_copy(update={"event": "live"})
     roll = Roll(number=0, steps=entry, episodes=other, refused=0, producers=[])
     with pytest.raises(InputError, match="does not fit what comes before"):
-        add_up([live, roll], Path("MANIFEST"))
+        index_of([live, roll], Path("MANIFEST"))
 
 
 def test_a_manifest_that_is_full_takes_no_line_and_loses_nothing(
@@ -97,7 +97,7 @@ def test_a_manifest_that_is_full_takes_no_line_and_loses_nothing(
 ) -> None:
     with open_writer(path, replace(ROOMY, segment_bytes=1000)) as writer:
         send(writer, range(2))
-        monkeypatch.setattr(manifest, "LARGEST", (path / "MANIFEST").stat().st_size + 50)
+        monkeypatch.setattr(manifest, "MAX_BYTES", (path / "MANIFEST").stat().st_size + 50)
         assert {ack.status for ack in send(writer, range(2, 20))} == {AckStatus.DURABLE}
         with pytest.raises(OSError, match="go on with another store"):
             writer.roll()
@@ -151,7 +151,7 @@ def test_a_folder_with_other_things_is_left_alone(path: Path) -> None:
     assert os.listdir(path) == ["thesis.tex"]
 
 
-def test_a_store_whose_manifest_is_gone_is_not_made_anew(path: Path) -> None:
+def test_a_store_whose_manifest_is_missing_is_not_overwritten(path: Path) -> None:
     write_live(path)
     (path / "MANIFEST").unlink()
     files = sorted(path.rglob("*"))
@@ -165,7 +165,7 @@ def test_a_parent_that_is_not_there_is_named(tmp_path: Path) -> None:
         open_writer(tmp_path / "no" / "store")
 
 
-def test_what_nobody_listed_is_set_aside_and_not_deleted(path: Path) -> None:
+def test_unlisted_files_are_quarantined_and_not_deleted(path: Path) -> None:
     write_live(path)
     (path / "segments" / "000000.steps.arrow").write_bytes(b"left of a dropped one")
     (path / "segments" / "000003.steps.arrow").write_bytes(b"left of an unfinished seal")
@@ -187,7 +187,7 @@ def flip(path: Path, place: int) -> None:
     path.write_bytes(content)
 
 
-def test_rot_in_the_log_stops_the_writer_unless_the_loss_is_accepted(path: Path) -> None:
+def test_damage_in_the_log_stops_the_writer_unless_the_loss_is_accepted(path: Path) -> None:
     write_live(path)
     log = path / "log" / "000003.log"
     before = log.read_bytes()
@@ -200,7 +200,7 @@ def test_rot_in_the_log_stops_the_writer_unless_the_loss_is_accepted(path: Path)
         kept = numbers(Store(path))
         assert kept[:8] == list(range(4, 12))
         assert len(kept[8:]) == 3 and set(kept[8:]) < set(range(12, 16))
-        assert writer.producer(0) == ProducerState(0, 16)
+        assert writer.producers[0] == ProducerState(0, 16)
     assert (path / "quarantine" / "000003.log").read_bytes() == rotten
     assert verify(path) == []
     open_writer(path).close()
@@ -214,7 +214,7 @@ def test_a_line_that_changed_among_others_is_damage_even_without_a_mark(path: Pa
         open_writer(path)
 
 
-def test_a_frame_that_stands_in_the_log_twice_counts_once(path: Path) -> None:
+def test_a_frame_that_is_in_the_log_twice_counts_once(path: Path) -> None:
     with open_writer(path) as writer:
         send(writer, range(1))
         one = (path / "log" / "000000.log").stat().st_size
@@ -228,7 +228,7 @@ def test_a_frame_that_stands_in_the_log_twice_counts_once(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["flipped", "missing"])
-def test_a_damaged_segment_is_set_aside_if_the_loss_is_accepted(how: str, path: Path) -> None:
+def test_a_damaged_segment_is_quarantined_if_the_loss_is_accepted(how: str, path: Path) -> None:
     write_live(path)
     file = path / "segments" / "000001.steps.arrow"
     flip(file, 500) if how == "flipped" else file.unlink()
@@ -236,7 +236,7 @@ def test_a_damaged_segment_is_set_aside_if_the_loss_is_accepted(how: str, path: 
         with pytest.raises(InputError, match=r"000001\.steps\.arrow is damaged"):
             open_writer(path)
     with open_writer(path, accept_loss=True) as writer:
-        assert [event.number for event in writer.listing.quarantined] == [1]
+        assert [event.number for event in writer.index.quarantined] == [1]
     assert numbers(Store(path)) == list(range(8, 16))
     assert verify(path) == []
     assert "000001.episodes.arrow" in os.listdir(path / "quarantine")
@@ -246,10 +246,10 @@ def test_a_damaged_segment_is_found_and_quarantined_by_number(path: Path) -> Non
     write_live(path)
     flip(path / "segments" / "000002.episodes.arrow", 300)
     with open_writer(path) as writer:
-        assert [bool(writer.damage(number)) for number in (0, 1, 2)] == [False, False, True]
-        writer.quarantine(2, writer.damage(2))
-        assert "was changed" in writer.listing.quarantined[0].reason
-        assert not writer.damage(2)
+        assert [bool(writer.check_segment(number)) for number in (0, 1, 2)] == [False, False, True]
+        writer.quarantine(2, writer.check_segment(2))
+        assert "was changed" in writer.index.quarantined[0].reason
+        assert not writer.check_segment(2)
     assert numbers(Store(path)) == [*range(4, 8), *range(12, 16)]
     assert verify(path) == []
 

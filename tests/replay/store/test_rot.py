@@ -1,4 +1,4 @@
-"""Bytes that changed on the disk of a live store: found, named, never taken for data."""
+"""Bytes that changed on the disk of a live store are found, named and never used as data."""
 
 import random
 import zlib
@@ -42,15 +42,15 @@ def copy(fs: SimFS) -> SimFS:
 
 
 def changed(fs: SimFS, path: Path, content: bytes) -> SimFS:
-    found = copy(fs)
-    file = found.append(path)
+    changed_fs = copy(fs)
+    file = changed_fs.append(path)
     file.truncate(0)
     file.write([content])
-    return found
+    return changed_fs
 
 
 def flips(content: bytes, count: int) -> Iterator[bytes]:
-    """All single bits, or so many of them."""
+    """The content with one bit flipped: for every bit, or for `count` random ones."""
     rng = random.Random(len(content))
     bits = range(8 * len(content))
     for bit in rng.sample(bits, count) if len(bits) > count else rng.choices(bits, k=count):
@@ -60,7 +60,7 @@ def flips(content: bytes, count: int) -> Iterator[bytes]:
 
 
 def assert_noticed(fs: SimFS, disk: SimFS, name: Path) -> None:
-    """`verify` names the file; a reader refuses or gives what was written; so does a writer."""
+    """`verify` names the file; a reader and a writer refuse, or give what was written."""
     assert name in {finding.file for finding in verify(PATH, fs=fs)}
     assert_refused_or_the_same(fs, disk)
     try:
@@ -72,25 +72,25 @@ def assert_noticed(fs: SimFS, disk: SimFS, name: Path) -> None:
 
 def assert_refused_or_the_same(fs: SimFS, disk: SimFS) -> None:
     try:
-        found = Store(PATH, fs=fs)
+        read = Store(PATH, fs=fs)
     except InputError:
         return
     written = Store(PATH, fs=disk)
-    assert found.totals == written.totals
-    assert all(map(same, found.episodes(), written.episodes()))
-    assert found.producers == written.producers
-    assert found.withdrawn is not None and written.withdrawn is not None
-    assert np.array_equal(found.withdrawn, written.withdrawn)
+    assert read.totals == written.totals
+    assert all(map(same, read.episodes(), written.episodes()))
+    assert read.producers == written.producers
+    assert read.withdrawn is not None and written.withdrawn is not None
+    assert np.array_equal(read.withdrawn, written.withdrawn)
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(2000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", FILES)
 def test_every_flipped_bit_is_found_and_its_file_named(kind: str, count: int, disk: SimFS) -> None:
-    path, found = FILES[kind], 0
+    path, caught = FILES[kind], 0
     for content in flips(disk.read(path), count):
         assert_noticed(changed(disk, path, content), disk, path)
-        found += 1
-    assert found == count
+        caught += 1
+    assert caught == count
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(5_000, marks=pytest.mark.long)])
@@ -116,18 +116,18 @@ def test_bytes_that_a_crash_left_at_the_end_are_named_and_removed_by_a_writer(ki
 
 
 def fixed_log(content: bytes, salt: bytes) -> bytes:
-    """The same with checksums that fit wherever something like a frame stands."""
-    found, place = bytearray(content), log.HEAD.size
-    while (place := bytes(found).find(log.FRAME_MAGIC, place)) >= 0:
-        if place + FRAME.size > len(found):
+    """The same content with valid checksums wherever there is a frame."""
+    fixed, place = bytearray(content), log.HEAD.size
+    while (place := bytes(fixed).find(log.FRAME_MAGIC, place)) >= 0:
+        if place + FRAME.size > len(fixed):
             break
-        fields = FRAME.unpack_from(found, place)
+        fields = FRAME.unpack_from(fixed, place)
         ended, steps = fields[3], min(fields[9], HEADER.max_episode_steps)
-        end = place + FRAME.size + (0 if ended == log.SKIPPED else log._size(HEADER, steps))
-        parts = [found[place + 8 : place + FRAME.size], found[place + FRAME.size : end]]
-        found[place + 4 : place + 8] = log._checksum([bytes(part) for part in parts], salt)
+        end = place + FRAME.size + (0 if ended == log.SKIPPED else log.numbers_size(HEADER, steps))
+        parts = [fixed[place + 8 : place + FRAME.size], fixed[place + FRAME.size : end]]
+        fixed[place + 4 : place + 8] = log.checksum([bytes(part) for part in parts], salt)
         place += FRAME.size
-    return bytes(found)
+    return bytes(fixed)
 
 
 def fixed_manifest(content: bytes) -> bytes:
@@ -140,7 +140,7 @@ def fixed_manifest(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("count", [150, pytest.param(5_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["log", "manifest"])
-def test_lies_with_fitting_checksums_are_refused_or_make_sense(
+def test_false_content_with_valid_checksums_is_refused_or_consistent(
     kind: str, count: int, disk: SimFS
 ) -> None:
     """As a program with a fault or a person could write them: no crash, no hang, no shape that is

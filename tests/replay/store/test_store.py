@@ -123,10 +123,10 @@ def test_an_empty_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_statistics_are_those_of_all_steps(tmp_path: Path) -> None:
-    found = statistics(make(tmp_path / "store", segment_bytes=1))
+    numbers = statistics(make(tmp_path / "store", segment_bytes=1))
     states = np.concatenate([e.states[:-1] for e in EPISODES]).astype(np.float64)
-    assert found.states.mean == pytest.approx(states.mean(axis=0))
-    assert found.states.std == pytest.approx(states.std(axis=0))
-    assert found.states.low.tolist() == states.min(axis=0).tolist()
-    assert found.states.high.tolist() == states.max(axis=0).tolist()
-    assert (found.terminated, found.truncated, found.cut) == (1, 2, 0)
+    assert numbers.states.mean == pytest.approx(states.mean(axis=0))
+    assert numbers.states.std == pytest.approx(states.std(axis=0))
+    assert numbers.states.low.tolist() == states.min(axis=0).tolist()
+    assert numbers.states.high.tolist() == states.max(axis=0).tolist()
+    assert (numbers.terminated, numbers.truncated, numbers.cut) == (1, 2, 0)

@@ -1,6 +1,5 @@
 """A store that changed in any way since it was written is refused, with the file's name."""
 
-import hashlib
 import mmap
 import shutil
 import zlib
@@ -15,12 +14,13 @@ import pytest
 from m3pc.types import Episode, InputError
 from replay.format import manifest
 from replay.format.fs import Disk
-from replay.format.manifest import AnyEvent, Close, FileEntry, Seal
-from replay.store.inspect import survey
+from replay.format.manifest import AnyEvent, Close, Seal
+from replay.store.inspect import inspect_store
 from replay.store.store import Store
 from replay.writing.writer import Writer
 from tests.support.episodes.foreign_files import write_small_store
 from tests.support.episodes.live_store import fill
+from tests.support.faults.resealed_store import replace_segment_file, reseal
 
 SEGMENTS = [f"segments/{i:06d}.{kind}.arrow" for i in (0, 1) for kind in ("steps", "episodes")]
 MANIFEST = manifest.NAME
@@ -51,7 +51,7 @@ def contents(path: Path) -> list[tuple[bytes, ...]]:
     return [raw(episode) for episode in Store(path).episodes()]
 
 
-def test_the_store_that_is_damaged_below_is_good(store: Path, other: Path) -> None:
+def test_the_store_of_these_tests_is_intact_at_first(store: Path, other: Path) -> None:
     files = sorted(str(p.relative_to(store)) for p in store.rglob("*") if p.is_file())
     assert files == sorted([MANIFEST, *SEGMENTS])
     assert Store(store).totals == Close(segments=2, steps=27, episodes=4)
@@ -149,12 +149,6 @@ def test_lines_of_the_manifest_that_moved_are_found(store: Path) -> None:
 # Below, checksums are made to fit, as a program with a fault or a person could.
 
 
-def reseal(store: Path, change: Callable[[list[AnyEvent]], object]) -> None:
-    events = manifest.parse((store / MANIFEST).read_bytes(), store / MANIFEST).events
-    change(events)
-    (store / MANIFEST).write_bytes(manifest.encode(events))
-
-
 def test_a_later_format_is_refused_by_its_number(store: Path) -> None:
     reseal(store, lambda events: events.__setitem__(0, events[0].model_copy(update={"format": 3})))
     refuse(store, "has format 3, this version of m3pc reads 1 and 2")
@@ -211,9 +205,9 @@ LIES: dict[str, tuple[Callable[[list[AnyEvent]], object], str]] = {
     "more episodes": (totals(episodes=5), "holds (2, 27, 4) segments, steps, episodes"),
     "a segment less": (lambda events: events.pop(1), "holds (1, 13, 2) segments"),
     "a segment twice": (lambda events: events.insert(1, events[1]), "holds (3, 41, 6) segments"),
-    "no segments": (lambda events: events.__delitem__(slice(1, 3)), "is not whole"),
-    "two headers": (lambda events: events.insert(1, events[0]), "is not whole"),
-    "two ends": (lambda events: events.append(events[-1]), "is not whole"),
+    "no segments": (lambda events: events.__delitem__(slice(1, 3)), "is incomplete"),
+    "two headers": (lambda events: events.insert(1, events[0]), "is incomplete"),
+    "two ends": (lambda events: events.append(events[-1]), "is incomplete"),
     "other sizes": (
         lambda events: events.__setitem__(0, events[0].model_copy(update={"states": 4})),
         "000000.steps.arrow has other columns",
@@ -222,25 +216,10 @@ LIES: dict[str, tuple[Callable[[list[AnyEvent]], object], str]] = {
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_manifest_whose_checksums_fit_must_fit_the_files_too(name: str, store: Path) -> None:
+def test_a_manifest_with_valid_checksums_must_match_the_files_too(name: str, store: Path) -> None:
     change, words = LIES[name]
     reseal(store, change)
     refuse(store, words)
-
-
-def replaced(store: Path, name: str, content: bytes) -> None:
-    """Put other bytes in place of a file of segment 0, and its new hash in the manifest."""
-    (store / "segments" / name).write_bytes(content)
-
-    def change(events: list[AnyEvent]) -> None:
-        seal = events[1]
-        assert isinstance(seal, Seal)
-        kind = name.split(".")[1]
-        entry: FileEntry = getattr(seal, kind)
-        new = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        events[1] = seal.model_copy(update={kind: entry.model_copy(update=new)})
-
-    reseal(store, change)
 
 
 def arrow(batches: list[pa.RecordBatch]) -> bytes:
@@ -292,20 +271,20 @@ FITS: dict[str, tuple[str, Callable[[pa.RecordBatch], list[pa.RecordBatch]], str
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_arrow_files_whose_hash_fits_are_still_checked(name: str, store: Path) -> None:
+def test_arrow_files_with_a_matching_hash_are_still_checked(name: str, store: Path) -> None:
     kind, change, words = FITS[name]
     path = store / "segments" / f"000000.{kind}.arrow"
     with pa.ipc.open_file(path.read_bytes()) as reader:
         batch = reader.get_batch(0)
-    replaced(store, path.name, arrow(change(batch)))
+    replace_segment_file(store, path.name, arrow(change(batch)))
     refuse(store, f"000000.{'steps' if name == 'too long' else kind}.arrow", words)
 
 
 @pytest.mark.parametrize("content", [b"x", b"ARROW1\0\0", b"ARROW1\0\0" * 40, bytes(500)])
-def test_what_is_no_arrow_file_is_refused_even_if_its_hash_fits(
+def test_a_file_that_is_not_arrow_is_refused_even_if_its_hash_matches(
     content: bytes, store: Path
 ) -> None:
-    replaced(store, "000000.steps.arrow", content)
+    replace_segment_file(store, "000000.steps.arrow", content)
     refuse(store, "000000.steps.arrow is not readable as Arrow")
 
 
@@ -316,18 +295,18 @@ def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
     refuse(tmp_path / "file", "is not a store")
 
 
-def test_a_manifest_larger_than_any_of_ours_is_not_read(store: Path) -> None:
+def test_a_manifest_beyond_the_size_limit_is_not_read(store: Path) -> None:
     with (store / MANIFEST).open("r+b") as file:
-        file.truncate(manifest.LARGEST + 1)  # a hole: takes no room on disk
-    refuse(store, f"is larger than {manifest.LARGEST} bytes")
+        file.truncate(manifest.MAX_BYTES + 1)  # a hole: takes no room on disk
+    refuse(store, f"is larger than {manifest.MAX_BYTES} bytes")
 
 
 def test_a_reader_may_skip_damaged_segments(store: Path) -> None:
     path = store / SEGMENTS[0]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    found = Store(store, skip_damaged=True)
-    assert list(found.damaged) == [0]
-    assert found.totals == Close(segments=1, steps=13, episodes=2)
+    view = Store(store, skip_damaged=True)
+    assert list(view.damaged) == [0]
+    assert view.totals == Close(segments=1, steps=13, episodes=2)
 
 
 class DropsMeanwhile(Disk):
@@ -337,7 +316,7 @@ class DropsMeanwhile(Disk):
         self._writer = writer
 
     def map(self, path: Path) -> bytes | mmap.mmap:
-        segments = [listed.number for listed in self._writer.listing.segments]
+        segments = [listed.number for listed in self._writer.index.segments]
         if path.parent.name == "segments" and 0 in segments:
             self._writer.drop([0])
         return super().map(path)
@@ -345,17 +324,17 @@ class DropsMeanwhile(Disk):
 
 def test_a_segment_that_is_dropped_meanwhile_is_not_a_damaged_one(tmp_path: Path) -> None:
     with fill(tmp_path / "live") as writer:
-        found = Store(tmp_path / "live", fs=DropsMeanwhile(writer), skip_damaged=True)
-        assert (found.damaged, found.totals.episodes) == ({}, 4)
+        view = Store(tmp_path / "live", fs=DropsMeanwhile(writer), skip_damaged=True)
+        assert (view.damaged, view.totals.episodes) == ({}, 4)
     with fill(tmp_path / "other") as writer:
-        seen = survey(tmp_path / "other", fs=DropsMeanwhile(writer))
+        seen = inspect_store(tmp_path / "other", fs=DropsMeanwhile(writer))
         assert (seen.damaged, seen.episodes) == ([], 4)
 
 
-def test_a_damaged_segment_is_forgotten_once_it_was_set_aside(tmp_path: Path) -> None:
+def test_a_damaged_segment_is_forgotten_once_it_is_quarantined(tmp_path: Path) -> None:
     with fill(tmp_path / "live") as writer:
         (tmp_path / "live/segments/000000.steps.arrow").write_bytes(b"no Arrow")
-        found = Store(tmp_path / "live", skip_damaged=True)
-        assert list(found.damaged) == [0]
+        view = Store(tmp_path / "live", skip_damaged=True)
+        assert list(view.damaged) == [0]
         writer.quarantine(0, "no Arrow")
-        assert found.later().damaged == {}
+        assert view.latest().damaged == {}

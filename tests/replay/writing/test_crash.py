@@ -1,5 +1,5 @@
-"""The live store under power loss, failing disks and kill -9: nothing acknowledged is ever lost,
-nothing is there twice, nothing is there that nobody sent."""
+"""The live store under power loss, failing disks and kill -9: no acknowledged episode is lost, none
+is stored twice, and every stored episode was sent."""
 
 import errno
 from itertools import product
@@ -10,7 +10,7 @@ from m3pc.types import InputError
 from tests.support.faults.crash import OPTIONS, Explorer, Play, explore_rot, explore_states
 from tests.support.faults.seeded_bugs import BUGS
 
-SHORT = ("append", "rubbish", "roll", "drop", "full", "reopen")
+SHORT = ("append", "invalid", "roll", "drop", "full", "reopen")
 
 
 def test_whatever_a_power_loss_leaves_the_store_recovers() -> None:
@@ -30,7 +30,7 @@ def test_known_mistakes_are_caught(bug: str, monkeypatch: pytest.MonkeyPatch) ->
         explore_states(seed=0, enough=6_000)
 
 
-def test_rot_in_a_log_is_refused() -> None:
+def test_damage_in_a_log_is_refused() -> None:
     explore_rot(seed=0, flips=300)
 
 
@@ -56,13 +56,13 @@ def test_every_longer_program_may_lose_power_at_every_call(length: int) -> None:
     assert explore_all(length) > len(SHORT) ** length * 20
 
 
-PROGRAM = ("append", "group", "roll", "rubbish", "reopen", "other", "append", "kill", "append")
+PROGRAM = ("append", "group", "roll", "invalid", "reopen", "other", "append", "kill", "append")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", range(60))
 def test_a_disk_that_fails_once_costs_nothing(call: int, code: int) -> None:
-    """At each of the first 60 calls that change the disk; then the power goes, too."""
+    """At each of the first 60 calls that change the disk; then the power is lost too."""
     play = Play(call, OPTIONS)
     play.fs.fails_at = {play.fs.calls + call: code}
     failed = False

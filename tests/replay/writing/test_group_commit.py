@@ -1,4 +1,4 @@
-"""Many threads, one writer: groups share a sync, nobody waits for ever, rot is found beside."""
+"""Many threads, one writer: groups share a sync, every wait ends, damage is found meanwhile."""
 
 import errno
 import threading
@@ -21,7 +21,7 @@ from tests.support.faults.sim_fs import SimFS
 
 
 class Slow(Writer):
-    """Waits in every commit until it is let go on; keeps the sizes of the groups."""
+    """Waits in every commit until the test lets it continue; records the sizes of the groups."""
 
     def __init__(self, path: Path, fs: SimFS | None = None) -> None:
         super().__init__(path, HEADER, ROOMY, fs=fs)
@@ -46,8 +46,8 @@ def test_many_producers_lose_nothing_and_repeat_nothing(path: Path) -> None:
         return [appender.append(key, encode(episode(key.sequence))).status for key in keys]
 
     with GroupCommitter(open_writer(path)) as appender, ThreadPoolExecutor(16) as threads:
-        found = list(threads.map(produce, range(16)))
-    assert found == [[AckStatus.DURABLE] * 20] * 16
+        statuses = list(threads.map(produce, range(16)))
+    assert statuses == [[AckStatus.DURABLE] * 20] * 16
     store = Store(path)
     keys = [tuple(row) for s in store.segments if s.keys is not None for row in s.keys.tolist()]
     assert sorted(keys) == [(slot, 0, n) for slot in range(16) for n in range(20)]
@@ -56,7 +56,7 @@ def test_many_producers_lose_nothing_and_repeat_nothing(path: Path) -> None:
     assert verify(path) == []
 
 
-def test_whoever_comes_during_a_sync_shares_the_next_one(path: Path) -> None:
+def test_appends_that_come_during_a_sync_share_the_next_one(path: Path) -> None:
     writer = Slow(path)
     with GroupCommitter(writer) as appender, ThreadPoolExecutor(8) as threads:
         first = threads.submit(appender.append, AppendKey(0, 0, 0), encode(episode(0)))
@@ -65,7 +65,7 @@ def test_whoever_comes_during_a_sync_shares_the_next_one(path: Path) -> None:
             threads.submit(appender.append, AppendKey(slot, 0, 0), encode(episode(0)))
             for slot in range(1, 8)
         ]
-        while appender._queue.qsize() < 7:
+        while appender.waiting < 7:
             assert not first.done()
         writer.go_on.release(2)
         assert {f.result(30).status for f in [first, *others]} == {AckStatus.DURABLE}
@@ -85,7 +85,7 @@ def test_an_append_that_takes_too_long_is_to_be_sent_again(path: Path) -> None:
         assert send(again, range(1))[0].status is AckStatus.DUPLICATE
 
 
-def test_a_broken_store_tells_every_producer(path: Path) -> None:
+def test_a_broken_store_is_an_error_for_every_producer(path: Path) -> None:
     fs = SimFS(path.parent)
     with GroupCommitter(open_writer(path, fs=fs)) as appender:
         assert appender.append(AppendKey(0, 0, 0), encode(episode(0))).status is AckStatus.DURABLE
@@ -103,7 +103,7 @@ def test_no_thread_is_left(path: Path) -> None:
     assert threading.active_count() == before
 
 
-def test_the_scrubber_sets_rot_aside_while_appends_go_on(path: Path) -> None:
+def test_the_scrubber_quarantines_damage_while_appends_go_on(path: Path) -> None:
     with GroupCommitter(open_writer(path)) as appender:
         for number in range(3):
             appender.append(AppendKey(0, 0, number), encode(episode(number)))
@@ -112,13 +112,13 @@ def test_the_scrubber_sets_rot_aside_while_appends_go_on(path: Path) -> None:
         content = bytearray(file.read_bytes())
         content[400] ^= 16
         file.write_bytes(content)
-        with Scrubber(appender, shortest=0.001) as scrubber:
+        with Scrubber(appender, min_pause=0.001) as scrubber:
             for number in range(3, 400):
                 appender.append(AppendKey(0, 0, number), encode(episode(number)))
                 if scrubber.damaged and scrubber.checked >= 5:
                     break
         assert scrubber.damaged == 1
-        assert [event.number for event in appender.writer.listing.quarantined] == [1]
-    found = numbers(Store(path))
-    assert found[:2] == [0, 2] and found[2:] == list(range(3, 3 + len(found) - 2))
+        assert [event.number for event in appender.writer.index.quarantined] == [1]
+    stored = numbers(Store(path))
+    assert stored[:2] == [0, 2] and stored[2:] == list(range(3, 3 + len(stored) - 2))
     assert verify(path) == []

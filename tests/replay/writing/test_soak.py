@@ -1,4 +1,4 @@
-"""A live store may run for weeks: nothing that it holds grows with what went through it."""
+"""A live store may run for weeks: its memory, files and threads do not grow with its traffic."""
 
 import logging
 import tracemalloc
@@ -11,7 +11,7 @@ from m3pc.types import AckStatus, AppendKey
 from replay.format import manifest
 from replay.format.fs import Disk, DiskFile
 from replay.format.log import LogEntry
-from replay.format.manifest import Parsed
+from replay.format.manifest import ParsedManifest
 from replay.format.payload import encode
 from replay.store.producers import Producers
 from replay.store.store import Store
@@ -22,8 +22,8 @@ from tests.support.faults.soak import Before, Reading, check_counts, resident, s
 
 SHORT = WriterOptions(segment_bytes=50_000, keep_bytes=500_000, low_space=0, no_space=0)
 LONG = WriterOptions(segment_bytes=280_000, keep_bytes=4_000_000, low_space=0, no_space=0)
-MOST_TRACED = 4.0  # bytes of Python's and numpy's memory a transition, of which 16 are stored
-MOST_RESIDENT = 1.0  # the same of the process; 0.1 MB in 100,000 transitions
+MAX_TRACED = 4.0  # bytes of Python's and numpy's memory a transition, of which 16 are stored
+MAX_RESIDENT = 1.0  # the same of the process; 0.1 MB in 100,000 transitions
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ def soak(
     length: int,
     measure: Callable[[], int],
 ) -> tuple[list[Reading], float]:
-    """A reading after every round, each with the right counts; and by how much what is measured
-    grows with a transition once a fifth of the rounds is over."""
+    """A reading after every round, with checked counts; and how much `measure` grows per
+    transition after the first fifth of the rounds."""
     before = Before.now()
     readings, measured = [], []
     with soaked(path, options, length) as run:
@@ -67,7 +67,7 @@ def short(path: Path) -> None:
         tracemalloc.stop()
     assert readings[-1].steps == 100_000
     assert readings[-1].rolls - readings[-1].listed >= 20
-    assert growth < MOST_TRACED, f"{growth:.2f} bytes a transition"
+    assert growth < MAX_TRACED, f"{growth:.2f} bytes a transition"
 
 
 def test_what_a_store_holds_does_not_grow(tmp_path: Path) -> None:
@@ -89,25 +89,25 @@ def test_a_manifest_that_did_not_grow_is_not_parsed_again(
     parse = manifest.parse
     parsed: list[int] = []  # bytes
 
-    def watched(content: bytes, path: Path) -> Parsed:
+    def watched(content: bytes, path: Path) -> ParsedManifest:
         parsed.append(len(content))
         return parse(content, path)
 
     monkeypatch.setattr(manifest, "parse", watched)
     with Writer(tmp_path / "store", header(), SHORT) as writer:
-        view, found = Store(tmp_path / "store"), []
+        view, counts = Store(tmp_path / "store"), []
         parsed.clear()
         for sequence, action in enumerate(("append", "append", "roll", "append")):
             writer.append(AppendKey(0, 0, sequence), encode(numbered(sequence, 5)))
             if action == "roll":
                 writer.roll()
-            view = view.later()
-            found.append((view.totals.episodes, len(parsed)))
-    assert found == [(1, 0), (2, 0), (3, 1), (4, 1)]
+            view = view.latest()
+            counts.append((view.totals.episodes, len(parsed)))
+    assert counts == [(1, 0), (2, 0), (3, 1), (4, 1)]
 
 
-def test_rubbish_is_counted_for_one_incarnation_of_a_slot() -> None:
-    producers = Producers({}, most_refused=2)
+def test_invalid_episodes_are_counted_for_one_incarnation_of_a_slot() -> None:
+    producers = Producers({}, max_refused=2)
 
     def refuse(*key: int) -> None:
         producers.advance([LogEntry(AppendKey(*key), None, "head")])
@@ -141,4 +141,4 @@ def test_ten_million_transitions_leave_memory_flat(tmp_path: Path) -> None:
     )
     assert end.steps == 10**7
     assert end.rolls - end.listed >= 500
-    assert growth < MOST_RESIDENT, f"{growth:.2f} bytes a transition"
+    assert growth < MAX_RESIDENT, f"{growth:.2f} bytes a transition"

@@ -1,5 +1,6 @@
-"""A rollout process of which one environment never comes back, at last when it is closed after
-the end. It ends itself.
+"""A rollout process in which one environment hangs: in a step, or when it is closed at the end.
+
+The process ends itself.
 """
 
 import logging
@@ -23,10 +24,10 @@ TIMEOUT = 1.0  # seconds
 
 def main(folder: Path, hang: str) -> None:
     logging.basicConfig(level=logging.INFO)
-    order = RolloutConfig(
+    config = RolloutConfig(
         env_id=FAULTY,
         seed=0,
-        acting=ExplorationConfig(window=8, horizon=4),
+        exploration=ExplorationConfig(),
         planner=SlowPlanner(),
         sink=Writer(folder / "store", HEADER, ROOMY),
         encode=encode,
@@ -41,12 +42,12 @@ def main(folder: Path, hang: str) -> None:
         envs=4,
         step_timeout=TIMEOUT,
     )
-    collector = RolloutWorker(0, watches=partial(EnvWatchdog, grace=1.0))
-    collector.start(order)
+    worker = RolloutWorker(0, make_watchdog=partial(EnvWatchdog, grace=1.0))
+    worker.start(config)
     if hang == "end":
-        while not collector.report().finished:
+        while not worker.report().detail.finished:
             time.sleep(0.01)
-        logging.info("event=drained left=%d", collector.drain(0.5))
+        logging.info("event=drained left=%d", worker.drain(0.5))
     time.sleep(60)
 
 

@@ -1,7 +1,7 @@
-"""A node whose processes only sleep, watched as a real one is.
+"""A node whose processes only sleep, under the supervisor of a real one.
 
-Each is a copy of `sleep` under the name that Ray's has. They are started by a shell that ends, as
-`ray start` does.
+Each process is a copy of `sleep` under the name of Ray's. A shell starts them and ends, as `ray
+start` does.
 """
 
 import logging
@@ -10,10 +10,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from m3pc.ray_nodes import supervisor as node_watch
 from m3pc.ray_nodes.gcs_storage import GcsStore
 from m3pc.ray_nodes.node import Node
 from m3pc.ray_nodes.ports import node_ports
+from m3pc.ray_nodes.supervisor import NodeWatch, end_leftovers
 
 SCRIPT = 'for name in "$@"; do (setsid "$name" 600 &); done; date >> "$STARTS"'
 
@@ -33,7 +33,7 @@ class SleepingNode(Node):
 def main(folder: Path, joins: str, redis: str, *names: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     node = SleepingNode(
-        joins=joins or None,
+        head_address=joins or None,
         ip="127.0.0.1",
         ports=node_ports(int(os.environ["FIRST_PORT"])),
         folder=folder,
@@ -41,9 +41,8 @@ def main(folder: Path, joins: str, redis: str, *names: str) -> int:
         store=GcsStore(host="127.0.0.1", port=1) if redis else None,
         names=names,
     )
-    watch = node_watch.NodeWatch(node, lambda: None)
-    node_watch.end_leftovers(folder)
-    return watch.run()
+    end_leftovers(folder)
+    return NodeWatch(node, lambda: None).run()
 
 
 if __name__ == "__main__":

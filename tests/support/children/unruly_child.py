@@ -1,4 +1,4 @@
-"""Run in the sandbox in place of a reader: does what a hostile file might make one do."""
+"""Runs in the sandbox in place of a reader, and misbehaves as a malicious file might make it."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ def main(job: dict[str, Any]) -> None:
     if "pid_file" in job:
         (Path(job["out"]) / "half").write_text("written")
         Path(job["pid_file"]).write_text(str(os.getpid()))
-    DEEDS[job["deed"]]()
+    FAULTS[job["fault"]]()
 
 
 def _loop() -> None:
@@ -22,14 +22,14 @@ def _loop() -> None:
 
 
 def _write(descriptor: int, content: bytes, times: int = 1) -> Callable[[], None]:
-    def deed() -> None:
+    def fault() -> None:
         for _ in range(times):
             os.write(descriptor, content)
 
-    return deed
+    return fault
 
 
-DEEDS: dict[str, Callable[[], object]] = {
+FAULTS: dict[str, Callable[[], object]] = {
     "loop": _loop,
     "sleep": lambda: time.sleep(120),
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),

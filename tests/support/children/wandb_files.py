@@ -1,6 +1,6 @@
-"""What W&B keeps of offline runs, as JSON: `python -m tests.support.children.wandb_files FOLDER`.
+"""W&B's offline runs as JSON: `python -m tests.support.children.wandb_files FOLDER`.
 
-A process of its own: beside torch and Ray, importing wandb takes ten seconds.
+In a process of its own, since importing wandb beside torch and Ray takes ten seconds.
 """
 
 import json
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def offline_runs(folder: Path) -> list[dict[str, Any]]:
-    """Of each process: its run, and a row a report."""
+    """For each process that logged: its run, and one row per report."""
     records: Any = import_module("wandb.proto.wandb_internal_pb2")
     datastore: Any = import_module("wandb.sdk.internal.datastore")
-    found = []
+    runs = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         store, kept = datastore.DataStore(), dict[str, Any](rows=[])
         store.open_for_scan(str(path))
@@ -32,8 +32,8 @@ def offline_runs(folder: Path) -> list[dict[str, Any]]:
                 }
                 kept["rows"].append({n: x for n, x in row.items() if not n.startswith("_")})
         store.close()
-        found.append(kept)
-    return found
+        runs.append(kept)
+    return runs
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ class Faulty(gymnasium.Env[Any, Any]):
 
 
 def forget() -> None:
-    """Count from nothing."""
+    """Reset all counts."""
     Faulty.faults.clear()
     Faulty.steps = Faulty.made = Faulty.open = 0
 

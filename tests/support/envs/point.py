@@ -46,7 +46,7 @@ HARM: dict[str, Callable[[], object]] = {
 
 
 class UnrulyPoint(Point):
-    """Does its process harm, M3PC_HARM, once that has stepped such points M3PC_HARM_AFTER times."""
+    """Hangs or crashes its process (M3PC_HARM) at the step M3PC_HARM_AFTER of that process."""
 
     taken = 0
 
@@ -58,9 +58,9 @@ class UnrulyPoint(Point):
 
 
 class GreedyPoint(Point):
-    """One process takes all memory that it gets: the first that makes the file M3PC_GREEDY."""
+    """The first process that makes the file M3PC_GREEDY allocates up to 8 GiB."""
 
-    most, piece = 8 << 30, 128 << 20  # bytes
+    max_bytes, block_bytes = 8 << 30, 128 << 20  # bytes
     kept: ClassVar[list[Any]] = []
     greedy: bool | None = None
 
@@ -70,13 +70,13 @@ class GreedyPoint(Point):
                 os.close(os.open(os.environ["M3PC_GREEDY"], os.O_CREAT | os.O_EXCL))
                 GreedyPoint.greedy = True
             GreedyPoint.greedy = bool(GreedyPoint.greedy)
-        if GreedyPoint.greedy and len(self.kept) * self.piece < self.most:
-            self.kept.append(np.ones(self.piece, np.uint8))
+        if GreedyPoint.greedy and len(self.kept) * self.block_bytes < self.max_bytes:
+            self.kept.append(np.ones(self.block_bytes, np.uint8))
         return super().step(action)
 
 
 class SlowPoint(Point):
-    """As slow as an arm: whoever plans for it mostly waits."""
+    """As slow as a robot's arm, so that its planner mostly waits."""
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time.sleep(0.05)

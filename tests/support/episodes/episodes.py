@@ -1,4 +1,4 @@
-"""Small episodes for tests: every number tells where it came from."""
+"""Small episodes for tests, whose numbers say where they came from."""
 
 import math
 
@@ -28,10 +28,18 @@ def numbered(number: int, length: int, *, terminated: bool = False, states: int 
 
 
 def header(
-    *, states: int = 2, actions: int = 1, horizon: int = 1000, env: str | None = None
+    *,
+    states: int = 2,
+    actions: int = 1,
+    max_episode_steps: int = 1000,
+    env: str | None = None,
 ) -> Header:
     return Header(
-        states=states, actions=actions, max_episode_steps=horizon, env=env, source={"kind": "test"}
+        states=states,
+        actions=actions,
+        max_episode_steps=max_episode_steps,
+        env=env,
+        source={"kind": "test"},
     )
 
 

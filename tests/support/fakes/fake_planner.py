@@ -10,7 +10,9 @@ from m3pc.types import Decision, Floats, Window
 
 
 class FakePlanner:
-    """Remembers what it was asked. A version a call, as given."""
+    """Remembers its windows. Its decisions have the versions that it was given, one a call."""
+
+    window, horizon = 8, 4
 
     def __init__(self, actions: int, versions: Iterator[int] | None = None) -> None:
         self._size = actions

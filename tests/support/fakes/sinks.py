@@ -1,4 +1,4 @@
-"""Stores that misbehave, around one that does not."""
+"""Stores for tests: one in memory, one in a folder, and some that misbehave."""
 
 import random
 import threading
@@ -12,7 +12,7 @@ def ack(status: AckStatus, expected: int = 0) -> Ack:
     return Ack(status=status, expected=expected, durability="os", reason="as asked")
 
 
-class Kept:
+class InMemorySink:
     """Takes everything, in memory, by the rules of a store."""
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class Kept:
         return ack(AckStatus.DURABLE, expected + 1)
 
 
-class Lossy:
-    """Dies before the call reaches the store, or loses the reply after it."""
+class LossySink:
+    """Fails before a call reaches the store, or loses the reply after it, by chance."""
 
     def __init__(self, sink: EpisodeSink, seed: int) -> None:
         self._sink, self._rng = sink, random.Random(seed)
@@ -45,15 +45,15 @@ class Lossy:
             raise ConnectionError("nobody there")
         if luck < 0.3:
             return ack(AckStatus.RETRY_LATER)
-        found = self._sink.append(key, payload)
+        ack_of_sink = self._sink.append(key, payload)
         if luck < 0.6:
             self.lost_replies += 1
             raise TimeoutError("no reply")
-        return found
+        return ack_of_sink
 
 
-class Scripted:
-    """Answers by a function of the key and of how often it was sent."""
+class ScriptedSink:
+    """Answers by a function of the key and of the number of times it was sent."""
 
     def __init__(self, answer: Callable[[AppendKey, int], Ack]) -> None:
         self._answer = answer
@@ -64,8 +64,8 @@ class Scripted:
         return self._answer(key, self.sent.count(key.sequence))
 
 
-class Shut:
-    """Answers nobody until it is opened; then as the one behind it."""
+class BlockedSink:
+    """Blocks every call until it is opened; then it passes calls on."""
 
     def __init__(self, sink: EpisodeSink) -> None:
         self._sink = sink
@@ -77,7 +77,7 @@ class Shut:
         return self._sink.append(key, payload)
 
 
-class InFolder:
+class FolderSink:
     """A file an episode: a store that several processes see and that can be sent to them."""
 
     def __init__(self, folder: Path) -> None:
@@ -88,12 +88,12 @@ class InFolder:
         path = self._folder / "-".join(map(str, key))
         if path.exists():
             return ack(AckStatus.DUPLICATE, key.sequence + 1)
-        aside = path.with_name(f".{path.name}")  # whole or absent, whenever its writer is killed
-        aside.write_bytes(payload)
-        aside.rename(path)
+        partial = path.with_name(f".{path.name}")  # complete or absent, if the writer is killed
+        partial.write_bytes(payload)
+        partial.rename(path)
         return ack(AckStatus.DURABLE, key.sequence + 1)
 
     def payloads(self) -> dict[AppendKey, bytes]:
-        whole = self._folder.glob("[0-9]*")
-        keys = {AppendKey(*map(int, path.name.split("-"))): path for path in whole}
+        paths = self._folder.glob("[0-9]*")
+        keys = {AppendKey(*map(int, path.name.split("-"))): path for path in paths}
         return {key: keys[key].read_bytes() for key in sorted(keys)}

@@ -1,7 +1,7 @@
 """A live store on a simulated disk: programs that use it, and what must hold after any crash.
 
-A `Play` runs one program and remembers what was sent and what was answered. Before every call that
-changes the disk the power may go: `after_crash` opens what is left as a new process would and
+A `Play` runs one program and records what was sent and what was acknowledged. Before every call
+that changes the disk the power may be lost: `check` opens what is left as a new process would and
 compares it with what had been acknowledged by then.
 """
 
@@ -21,11 +21,11 @@ from tests.support.episodes.episodes import header, numbered
 from tests.support.faults.sim_fs import Loss, SimFS, losses
 
 PATH = Path("/disk/store")
-HEADER = header(horizon=60)
+HEADER = header(max_episode_steps=60)
 OPTIONS = WriterOptions(segment_bytes=4000, low_space=0, no_space=0)
 KEEP = 6  # episodes
 RETENTION = replace(OPTIONS, keep_episodes=KEEP)
-RUBBISH = b"no episode"
+INVALID = b"no episode"
 STORED = (AckStatus.DURABLE, AckStatus.DUPLICATE, AckStatus.REJECTED)
 
 
@@ -35,7 +35,7 @@ class History:
 
     sent: dict[AppendKey, bytes] = field(default_factory=dict)
     acked: set[AppendKey] = field(default_factory=set)
-    dropped: set[AppendKey] = field(default_factory=set)  # somebody asked for that
+    dropped: set[AppendKey] = field(default_factory=set)  # on request
 
     def copy(self) -> "History":
         return History(dict(self.sent), set(self.acked), set(self.dropped))
@@ -67,15 +67,15 @@ class Play:
         self._commit([self._episode(0)])
 
     def other(self) -> None:
-        """Another producer; and what both send again is no news."""
+        """Another producer, and duplicates of both."""
         self._commit([self._episode(1), *self._again()])
 
     def group(self) -> None:
         self._commit([self._episode(slot) for slot in (0, 1, 2, 0)])
 
-    def rubbish(self) -> None:
-        """Enough of it that one frame lies in two sectors now and then."""
-        self._commit([(self._key(slot), RUBBISH) for slot in (0, 1, 2, 3)])
+    def invalid(self) -> None:
+        """So many that a frame sometimes crosses a sector boundary."""
+        self._commit([(self._key(slot), INVALID) for slot in (0, 1, 2, 3)])
 
     def gap(self) -> None:
         key, payload = self._episode(0)
@@ -89,7 +89,7 @@ class Play:
         self._next[0] = (old.incarnation + 1, 0)
         self.append()
         if self._key(0).sequence:
-            ack = self._opened().append(old, self.history.sent.get(old, RUBBISH))
+            ack = self._opened().append(old, self.history.sent.get(old, INVALID))
             assert ack.status in (AckStatus.FENCED, AckStatus.RETRY_LATER), ack
 
     def roll(self) -> None:
@@ -98,11 +98,11 @@ class Play:
     def drop(self) -> None:
         """The oldest segment, by an operator."""
         writer = self._opened()
-        if writer.listing.segments:
+        if writer.index.segments:
             keys = Store(PATH, fs=self.fs).segments[0].keys
             assert keys is not None
             self.history.dropped |= {AppendKey(*row) for row in keys.tolist()}
-            writer.drop([writer.listing.segments[0].number])
+            writer.drop([writer.index.segments[0].number])
 
     def reopen(self) -> None:
         if self.writer is not None:
@@ -111,11 +111,11 @@ class Play:
         self._opened()
 
     def kill(self) -> None:
-        """The process ends without a word; the machine goes on."""
+        """The process dies; the machine goes on."""
         self.writer = None
 
     def full(self) -> None:
-        """The next call finds no room: in an append, the write."""
+        """The disk is full at the next call: in an append, the write."""
         self.fs.fails_at = {self.fs.calls: errno.ENOSPC}
 
     def soon_full(self) -> None:
@@ -139,7 +139,7 @@ class Play:
         return AppendKey(slot, *self._next.get(slot, (0, 0)))
 
     def _episode(self, slot: int) -> tuple[AppendKey, bytes]:
-        """The next one of the slot; sizes from less than a sector to several."""
+        """The next one of the slot, from less than a sector to several."""
         key = self._key(slot)
         length = self.rng.choice((1, 2, 7, 30, 59))
         number = self.rng.randrange(1 << 20)
@@ -151,7 +151,7 @@ class Play:
         return [(key, self.history.sent[key]) for key in sorted(current)[-1:]]
 
     def _commit(self, pairs: Sequence[tuple[AppendKey, bytes]]) -> None:
-        """Send and note what is answered; a second episode of a slot gets the next number."""
+        """Send and record the replies; a second episode of a slot gets the next number."""
         writer, requests = self._opened(), []
         used: dict[int, int] = {}
         for key, payload in pairs:
@@ -173,7 +173,7 @@ class Play:
 
 
 def used_disk(rng: random.Random) -> SimFS:
-    """A disk on which a store of the same kind was deleted before: its blocks are used again."""
+    """A disk on which a similar store was deleted, whose blocks may be reused."""
     fs = SimFS(PATH.parent)
     with open_writer(fs, rng, OPTIONS) as writer:
         for sequence, length in enumerate((1, 2, 7, 30, 59, 30, 7)):
@@ -214,17 +214,19 @@ def stored(fs: SimFS) -> list[tuple[AppendKey, bytes]]:
     return list(zip(keys, map(encode, store.episodes()), strict=True))
 
 
-def _compare(found: list[tuple[AppendKey, bytes]], history: History, writer: Writer) -> None:
-    keys = [key for key, _ in found]
-    assert len(set(keys)) == len(keys), "an episode is there twice"
-    for key, payload in found:
-        assert history.sent.get(key) == payload, f"{key} holds what nobody sent"
+def _compare(
+    stored_episodes: list[tuple[AppendKey, bytes]], history: History, writer: Writer
+) -> None:
+    keys = [key for key, _ in stored_episodes]
+    assert len(set(keys)) == len(keys), "an episode is stored twice"
+    for key, payload in stored_episodes:
+        assert history.sent.get(key) == payload, f"{key} holds what was not sent"
     for slot in {key.slot for key in keys}:
         mine = [key for key in keys if key.slot == slot]
         assert mine == sorted(mine), "an episode came before one that was sent earlier"
     for key in history.acked | set(keys):
-        assert key[1:] < writer.producer(key.slot), f"{key} could be stored once more"
-    refused = {key for key, payload in history.sent.items() if payload == RUBBISH}
+        assert key[1:] < writer.producers[key.slot], f"{key} could be stored once more"
+    refused = {key for key, payload in history.sent.items() if payload == INVALID}
     lost = history.acked - set(keys) - refused - history.dropped
     if writer.options.keep_episodes is None:
         assert not lost, f"acknowledged and lost: {sorted(lost)}"
@@ -236,20 +238,20 @@ def _compare(found: list[tuple[AppendKey, bytes]], history: History, writer: Wri
     _assert_no_gaps(set(keys) | refused | history.dropped | lost, writer)
 
 
-def _assert_no_gaps(there: set[AppendKey], writer: Writer) -> None:
-    for slot in {key.slot for key in there}:
-        where = writer.producer(slot)
-        for sequence in range(where.expected):
-            key = AppendKey(slot, where.incarnation, sequence)
-            assert key in there, f"{key} is missing before {where}"
+def _assert_no_gaps(present: set[AppendKey], writer: Writer) -> None:
+    for slot in {key.slot for key in present}:
+        state = writer.producers[slot]
+        for sequence in range(state.expected):
+            key = AppendKey(slot, state.incarnation, sequence)
+            assert key in present, f"{key} is missing before {state}"
 
 
 def _send_again(writer: Writer, history: History) -> None:
-    """What producers do after a crash: send everything again, and what was not acknowledged."""
+    """What producers do after a crash: send everything again."""
     for key in sorted(history.sent):
-        where = writer.producer(key.slot)
+        state = writer.producers[key.slot]
         ack = writer.append(key, history.sent[key])
-        if key.incarnation < where.incarnation:
+        if key.incarnation < state.incarnation:
             assert ack.status is AckStatus.FENCED, (key, ack)
         elif key in history.acked:
             assert ack.status is AckStatus.DUPLICATE, (key, ack)
@@ -287,22 +289,22 @@ class Explorer:
 
 
 OPERATIONS = (
-    *("append", "other", "group", "rubbish", "gap", "restart"),
+    *("append", "other", "group", "invalid", "gap", "restart"),
     *("roll", "drop", "reopen", "kill", "full", "broken", "soon_full", "soon_broken"),
 )
 
 
 WEIGHTS = (4, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)
-CLASSICS = (  # where well-known mistakes show
+CLASSICS = (  # programs that reveal well-known mistakes
     ["append", "full", "append", "reopen"],
     ["append", "broken", "append", "append", "kill"],
-    ["append", *["rubbish"] * 16],
+    ["append", *["invalid"] * 16],
     ["group", "roll", "drop", "append", "restart", "gap", "append"],
 )
 
 
 def programs(seed: int, length: int) -> Iterator[tuple[int, list[str]]]:
-    """The classics, then random ones without end, each with a number."""
+    """The classics, then random programs without end, each with a number."""
     for number in count():
         rng = random.Random(f"{seed} {number}")
         drawn = rng.choices(OPERATIONS, WEIGHTS, k=length)
@@ -310,7 +312,7 @@ def programs(seed: int, length: int) -> Iterator[tuple[int, list[str]]]:
 
 
 def explore_states(seed: int, enough: int, *, length: int = 12, deeper: float = 0.02) -> Explorer:
-    """At least `enough` power losses; any violation is an AssertionError, any other error too."""
+    """At least `enough` power losses. AssertionError for a violation or any other error."""
     explorer = Explorer(seed, deeper)
     for number, operations in programs(seed, length):
         keeps_all = number % 2 == 0 or "drop" in operations
@@ -325,10 +327,10 @@ def explore_states(seed: int, enough: int, *, length: int = 12, deeper: float = 
 
 
 def explore_rot(seed: int, flips: int) -> None:
-    """Single bits that change in a log at rest: opening it refuses, or nothing is different."""
+    """Single bits that change in a closed log: opening it is refused, or nothing is different."""
     rng = random.Random(seed)
     play = Play(seed)
-    play.run(["group", "rubbish", "append"])
+    play.run(["group", "invalid", "append"])
     path = PATH / log.FOLDER / log.file_name(0)
     good = play.fs.read(path)
     for _ in range(flips):

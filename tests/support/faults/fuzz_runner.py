@@ -1,7 +1,7 @@
 """Run a parser over many mutants, each in its own fork of this one process.
 
 Starting Python and loading the parsers takes longer than parsing; here that happens once. A fork
-has its own limits of memory and time, so nothing that a mutant does to it reaches the others.
+has its own limits of memory and time, so a mutant cannot affect the others.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def _cut(content: bytearray, rng: np.random.Generator) -> bytes:
 
 
 def _double(content: bytearray, rng: np.random.Generator) -> bytes:
-    """A block once more: over what stands elsewhere, or pushed in between."""
+    """Repeat a block: over other bytes, or inserted between them."""
     source, target = rng.integers(len(content), size=2)
     block = content[source : source + rng.integers(1, 257)]
     pushed = target if rng.random() < 0.3 else target + len(block)

@@ -24,7 +24,7 @@ from replay.store.verify import verify
 from replay.writing.writer import Writer, WriterOptions
 from tests.support.episodes.episodes import header, numbered
 
-HEADER = header(horizon=60)
+HEADER = header(max_episode_steps=60)
 OPTIONS = WriterOptions(segment_bytes=6000, low_space=0, no_space=0)
 RECORD = struct.Struct("<IQQ")
 SLOTS = 3
@@ -71,8 +71,8 @@ class DeadlyFile(DiskFile):
         self._disk = disk
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        whole = b"".join(parts)
-        self._disk.step(lambda: super(DeadlyFile, self).write([whole[: len(whole) // 2]]))
+        content = b"".join(parts)
+        self._disk.step(lambda: super(DeadlyFile, self).write([content[: len(content) // 2]]))
         super().write(parts)
 
     def write_at(self, offset: int, content: bytes) -> None:
@@ -90,13 +90,13 @@ class DeadlyFile(DiskFile):
 
 
 def payload(key: AppendKey) -> bytes:
-    """What a producer sends under a key: everybody can tell what it was."""
+    """What a producer sends under a key: a function of the key."""
     rng = random.Random(repr(key))
     return encode(numbered(rng.randrange(1 << 20), rng.choice((1, 2, 7, 30, 59))))
 
 
-def live(path: Path, fs: Disk, told: int, seed: int) -> None:
-    """Append groups of episodes for ever; tell each acknowledged key."""
+def live(path: Path, fs: Disk, acks: int, seed: int) -> None:
+    """Append groups of episodes until killed; write each acknowledged key to `acks`."""
     rng = random.Random(seed)
     writer = Writer(path, HEADER, OPTIONS, fs=fs)
     nexts = {slot: _next_key(writer, slot, rng) for slot in range(SLOTS)}
@@ -108,29 +108,29 @@ def live(path: Path, fs: Disk, told: int, seed: int) -> None:
         requests = [writer.request(key, payload(key)) for key in group]
         for key, ack in zip(group, writer.commit(requests), strict=True):
             assert ack.status is AckStatus.DURABLE, (key, ack)
-            os.write(told, RECORD.pack(*key))
+            os.write(acks, RECORD.pack(*key))
         if rng.random() < 0.1:
             writer.roll()
 
 
 def _next_key(writer: Writer, slot: int, rng: random.Random) -> AppendKey:
-    """Go on, or come back as a new incarnation."""
-    where = writer.producer(slot)
+    """Go on, or start a new incarnation."""
+    where = writer.producers[slot]
     if where.incarnation < 0 or rng.random() < 0.3:
         return AppendKey(slot, where.incarnation + 1, 0)
     return AppendKey(slot, where.incarnation, where.expected)
 
 
 def one_life(path: Path, seed: int) -> set[AppendKey]:
-    """What a child acknowledged before it was killed."""
+    """The keys that a child acknowledged before it was killed."""
     rng = random.Random(seed)
     by_call = rng.random() < 0.5
-    reader, told = os.pipe()
+    reader, acks = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
-        _child(path, Deadly(rng.randrange(1, 120), half=rng.random() < 0.5), told, seed, by_call)
-    os.close(told)
+        _child(path, Deadly(rng.randrange(1, 120), half=rng.random() < 0.5), acks, seed, by_call)
+    os.close(acks)
     if not by_call:
         time.sleep(rng.uniform(0.0, 0.12))
         os.kill(child, signal.SIGKILL)
@@ -140,14 +140,14 @@ def one_life(path: Path, seed: int) -> set[AppendKey]:
     os.close(reader)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, f"it ended by {status}"
-    whole = len(content) // RECORD.size * RECORD.size
-    return {AppendKey(*fields) for fields in RECORD.iter_unpack(content[:whole])}
+    complete = len(content) // RECORD.size * RECORD.size
+    return {AppendKey(*fields) for fields in RECORD.iter_unpack(content[:complete])}
 
 
-def _child(path: Path, deadly: Deadly, told: int, seed: int, by_call: bool) -> NoReturn:
+def _child(path: Path, deadly: Deadly, acks: int, seed: int, by_call: bool) -> NoReturn:
     signal.alarm(SECONDS)
     try:
-        live(path, deadly if by_call else Disk(), told, seed)
+        live(path, deadly if by_call else Disk(), acks, seed)
     finally:
         os._exit(3)
 
@@ -159,9 +159,9 @@ def compare(path: Path, acked: set[AppendKey]) -> dict[str, int]:
         rows = [row for s in store.segments if s.keys is not None for row in s.keys.tolist()]
         keys = [AppendKey(*row) for row in rows]
         gaps = sum(
-            AppendKey(slot, writer.producer(slot).incarnation, n) not in set(keys)
+            AppendKey(slot, writer.producers[slot].incarnation, n) not in set(keys)
             for slot in range(SLOTS)
-            for n in range(writer.producer(slot).expected)
+            for n in range(writer.producers[slot].expected)
         )
     wrong = sum(
         encode(episode) != payload(key) for key, episode in zip(keys, store.episodes(), strict=True)

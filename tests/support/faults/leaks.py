@@ -1,4 +1,4 @@
-"""Ways to hold on to what should go, each as a change of the code that runs.
+"""Leaks of memory, files and threads, each as a change of the code that runs.
 
 A soak that does not find them proves nothing about the code without them.
 """
@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 import pytest
 
 from m3pc.types import Ack
-from replay.format import manifest
+from replay.format import manifest, segment
 from replay.format.fs import Disk, DiskFile
 from replay.format.log import LogEntry
-from replay.format.manifest import Parsed
-from replay.format.watermark import Watermark
+from replay.format.manifest import ParsedManifest
+from replay.format.segment import Segment
 from replay.store.producers import Producers
 from replay.store.store import Store
+from replay.writing import writer
+from replay.writing.retention import RetentionLimits
 from replay.writing.writer import AppendRequest, Writer
 
 Patch = pytest.MonkeyPatch
@@ -58,9 +60,9 @@ def files_not_closed(patch: Patch) -> None:
 def manifests_kept(patch: Patch) -> None:
     """As the reader has parsed them."""
     parse = manifest.parse
-    kept: list[Parsed] = []
+    kept: list[ParsedManifest] = []
 
-    def careless(content: bytes, path: Path) -> Parsed:
+    def careless(content: bytes, path: Path) -> ParsedManifest:
         kept.append(parse(content, path))
         return kept[-1]
 
@@ -68,44 +70,44 @@ def manifests_kept(patch: Patch) -> None:
 
 
 def views_kept(patch: Patch) -> None:
-    later = Store.later
+    latest = Store.latest
     kept: list[Store] = []
 
     def careless(self: Store) -> Store:
         kept.append(self)
-        return later(self)
+        return latest(self)
 
-    patch.setattr(Store, "later", careless)
+    patch.setattr(Store, "latest", careless)
 
 
 def dropped_segments_kept(patch: Patch) -> None:
     """The reader never forgets what it has opened."""
-    look = Store._look
+    latest = Store.latest
+    kept: list[Segment] = []
 
-    def careless(self: Store, mark: Watermark | None, before: Store | None) -> None:
-        known = dict(self._sealed)
-        look(self, mark, before)
-        self._sealed = known | self._sealed
+    def careless(self: Store) -> Store:
+        kept.extend(s for s in self.segments if not s.states.flags.owndata)  # mapped
+        return latest(self)
 
-    patch.setattr(Store, "_look", careless)
+    patch.setattr(Store, "latest", careless)
 
 
 def retention_forgotten(patch: Patch) -> None:
-    patch.setattr(Writer, "_retain", lambda self: None)
+    patch.setattr(RetentionLimits, "beyond_limits", lambda self, segments: [])
 
 
 def threads_left(patch: Patch) -> None:
-    roll, end = Writer._roll_once, threading.Event()
+    write_segment, end = segment.write_segment, threading.Event()
 
-    def careless(self: Writer) -> None:
+    def careless(*arguments: Any) -> Any:
         threading.Thread(target=end.wait, args=(20,), daemon=True).start()
-        roll(self)
+        return write_segment(*arguments)
 
-    patch.setattr(Writer, "_roll_once", careless)
+    patch.setattr(writer, "write_segment", careless)
 
 
-def rubbish_remembered(patch: Patch) -> None:
-    """A line for every incarnation that ever sent some."""
+def invalid_remembered(patch: Patch) -> None:
+    """An entry for every incarnation that ever sent invalid data."""
     advance = Producers.advance
 
     def careless(self: Producers, entries: Sequence[LogEntry]) -> None:
@@ -133,5 +135,5 @@ LEAKS = {
     "dropped segments kept": Leak(dropped_segments_kept, "descriptors, segments in memory"),
     "retention forgotten": Leak(retention_forgotten, "bytes of segments"),
     "threads left": Leak(threads_left, "threads"),
-    "rubbish remembered": Leak(rubbish_remembered, "suspects"),
+    "invalid data remembered": Leak(invalid_remembered, "suspects"),
 }

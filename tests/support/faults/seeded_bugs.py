@@ -1,4 +1,4 @@
-"""Twelve mistakes that storage engines are known for, each as a change of the code that runs.
+"""Twelve well-known mistakes of storage engines, each as a change of the code that runs.
 
 A crash test that does not find them proves nothing about the code without them.
 """
@@ -35,17 +35,17 @@ def ack_before_sync(patch: Patch) -> None:
 
 
 def no_checksum_of_heads(patch: Patch) -> None:
-    whole = log._checksum
-    patch.setattr(log, "_checksum", lambda parts, salt: whole(parts[-1:], salt))
+    checksum = log.checksum
+    patch.setattr(log, "checksum", lambda parts, salt: checksum(parts[-1:], salt))
 
 
 def salt_ignored(patch: Patch) -> None:
-    whole = log._checksum
-    patch.setattr(log, "_checksum", lambda parts, salt: whole(parts, b""))
+    checksum = log.checksum
+    patch.setattr(log, "checksum", lambda parts, salt: checksum(parts, b""))
 
 
 def rename_before_sync(patch: Patch) -> None:
-    """The files of a segment get their names, and nobody syncs them."""
+    """The files of a segment get their names without a sync."""
     create = SimFS.create
 
     def careless(self: SimFS, path: Path) -> Any:
@@ -67,7 +67,7 @@ def cut_not_synced(patch: Patch) -> None:
 def numbers_forgotten(patch: Patch) -> None:
     begin = Producers.__init__
     patch.setattr(
-        Producers, "__init__", lambda self, known, most_refused: begin(self, {}, most_refused)
+        Producers, "__init__", lambda self, known, max_refused: begin(self, {}, max_refused)
     )
 
 
@@ -75,16 +75,15 @@ def gap_accepted(patch: Patch) -> None:
     judge = Producers.judge
 
     def careless(self: Producers, key: AppendKey, ahead: Any) -> Verdict:
-        found = judge(self, key, ahead)
-        return (
-            Verdict(AckStatus.DURABLE, key.sequence + 1) if found.status is AckStatus.GAP else found
-        )
+        verdict = judge(self, key, ahead)
+        gap = verdict.status is AckStatus.GAP
+        return Verdict(AckStatus.DURABLE, key.sequence + 1) if gap else verdict
 
     patch.setattr(Producers, "judge", careless)
 
 
 def manifest_before_data(patch: Patch) -> None:
-    """The line is there before the files that it names."""
+    """The line in the manifest is written before the files that it names."""
     late: list[Callable[[], object]] = []
     write_segment, record = segment.write_segment, ManifestWriter.record
 
@@ -93,12 +92,12 @@ def manifest_before_data(patch: Patch) -> None:
         path: Path,
         number: int,
         kept: Sequence[tuple[AppendKey, Episode]],
-        listing: StoreIndex,
+        index: StoreIndex,
     ) -> tuple[FileEntry, FileEntry]:
         aside = SimFS(path)
         aside.make_folder(path / segment.FOLDER)
-        late.append(lambda: write_segment(fs, path, number, kept, listing))
-        return write_segment(aside, path, number, kept, listing)
+        late.append(lambda: write_segment(fs, path, number, kept, index))
+        return write_segment(aside, path, number, kept, index)
 
     def then_write(self: ManifestWriter, event: AnyEvent) -> None:
         record(self, event)
@@ -116,7 +115,7 @@ def unlink_before_manifest(patch: Patch) -> None:
         if isinstance(event, Roll):
             self._remove([self.path / log.FOLDER / log.file_name(event.number)])
         if isinstance(event, Drop):
-            gone = [s for s in self.listing.segments if s.number in event.numbers]
+            gone = [s for s in self.index.segments if s.number in event.numbers]
             names = [entry.name for s in gone for entry in (s.steps, s.episodes)]
             self._remove([self.path / segment.FOLDER / name for name in names])
         record(self, event)
@@ -135,14 +134,14 @@ def sync_again_after_error(patch: Patch) -> None:
 
 
 def recovery_once_only(patch: Patch) -> None:
-    """The old log goes before the new one is whole: good unless something happens in between."""
+    """The old log is removed before the new one is complete: wrong if it crashes in between."""
     renew = recovery.renew
 
-    def careless(fs: FS, path: Path, found: RecoveredStore, salts: log.Salts) -> Log:
-        name = log.file_name(found.listing.rolls)
+    def careless(fs: FS, path: Path, recovered: RecoveredStore, salts: log.Salts) -> Log:
+        name = log.file_name(recovered.index.rolls)
         if name in fs.names(path / log.FOLDER):
             fs.unlink(path / log.FOLDER / name)
-        return renew(fs, path, found, salts)
+        return renew(fs, path, recovered, salts)
 
     patch.setattr(recovery, "renew", careless)
 

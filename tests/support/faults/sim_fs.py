@@ -1,8 +1,8 @@
-"""A disk in memory that can lose its power: what was not synced may be there, gone or garbled.
+"""A disk in memory that can lose power: what was not synced may survive, be lost or be garbled.
 
-Every file knows what is surely on the disk and which changes came after; so do the names. A loss
-keeps or drops each name change on its own, and each 512-byte sector of each write becomes the old
-one, the new one, zeros, noise, or what a file that is gone by now had at this place.
+Every file knows its durable content and the changes since; so do the names. A loss keeps or drops
+each name change independently, and each 512-byte sector of each write becomes the old one, the new
+one, zeros, noise, or what a deleted file had at this offset.
 """
 
 import errno
@@ -28,7 +28,7 @@ class Loss:
     rng: random.Random
     names: bool | None = None
     sectors: Outcome | None = None
-    donor: bytes = b""  # the file that is gone and whose blocks are used again
+    donor: bytes = b""  # a deleted file whose blocks are reused
 
     def keeps_name(self) -> bool:
         return self.rng.random() < 0.5 if self.names is None else self.names
@@ -37,12 +37,12 @@ class Loss:
         return self.rng.choice(OUTCOMES) if self.sectors is None else self.sectors
 
     def stale(self, offset: int, size: int) -> bytes:
-        """All from the same file, so that what was whole there is whole again."""
+        """All from the same file, so that its complete frames are complete again."""
         return self.donor[offset : offset + size].ljust(size, b"\0")
 
 
 def losses(seed: int, count: int) -> Iterator[Loss]:
-    """The corners first: all or nothing of names and data; then any mixture, `count` in all."""
+    """`count` losses: first all or nothing of names and data, then random mixtures."""
     corners = [(names, sectors) for names in (True, False) for sectors in OUTCOMES]
     for number in range(count):
         rng = random.Random(f"{seed} {number}")
@@ -68,32 +68,32 @@ class Node:
     pending: list[Write | Cut] = field(default_factory=list)
 
     def after(self, loss: Loss) -> bytes:
-        found = bytearray(self.durable)
+        content = bytearray(self.durable)
         for change in self.pending:
             if isinstance(change, Write):
                 for part in _sectors(change):
-                    _put(found, part.offset, _survivor(found, part, loss))
+                    _put(content, part.offset, _survivor(content, part, loss))
             elif loss.outcome() == "new":
-                _cut(found, change.size)
-        return bytes(found)
+                _cut(content, change.size)
+        return bytes(content)
 
 
 @dataclass
 class NameChange:
-    """Names that come, with what they then stand for, and names that go: all of it or nothing."""
+    """Names that appear, with their content, and names that disappear: an atomic change."""
 
-    come: dict[Path, Node | None]  # None: a folder
-    go: list[Path]
-    waits: set[Path]  # folders that must be synced before it is durable
+    added: dict[Path, Node | None]  # None: a folder
+    removed: list[Path]
+    unsynced: set[Path]  # folders that must be synced before it is durable
 
     def apply(self, names: dict[Path, Node | None]) -> None:
-        for path in self.go:
+        for path in self.removed:
             names.pop(path, None)
-        names.update(self.come)
+        names.update(self.added)
 
 
 class SimFS:
-    """An FS. `calls` counts what changes the disk; plans say which of those calls goes wrong."""
+    """An FS. `calls` counts the calls that change the disk; a test plans which of them fail."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -105,7 +105,7 @@ class SimFS:
         self.stops_at: int | None = None  # power is lost before this call
         self.fails_at: dict[int, int] = {}  # call -> errno
         self.free = 1 << 40
-        self.gone: list[tuple[str, bytes]] = []  # files that have no name any more
+        self.gone: list[tuple[str, bytes]] = []  # name and content of deleted files
         self.watch: Callable[[], object] = lambda: None  # is called before each counted call
 
     def create(self, path: Path) -> "SimFile":
@@ -114,7 +114,7 @@ class SimFS:
         if path in self._names:
             raise FileExistsError(errno.EEXIST, "file exists", str(path))
         node = Node()
-        self._change(NameChange(come={path: node}, go=[], waits={path.parent}))
+        self._change(NameChange(added={path: node}, removed=[], unsynced={path.parent}))
         return SimFile(self, node)
 
     def append(self, path: Path) -> "SimFile":
@@ -132,7 +132,7 @@ class SimFS:
         self._require_folder(path.parent)
         if path in self._names:
             raise FileExistsError(errno.EEXIST, "file exists", str(path))
-        self._change(NameChange(come={path: None}, go=[], waits={path.parent}))
+        self._change(NameChange(added={path: None}, removed=[], unsynced={path.parent}))
 
     def rename(self, old: Path, new: Path) -> None:
         self.begin()
@@ -140,21 +140,23 @@ class SimFS:
         self._require_folder(new.parent)
         if (before := self._names.get(new)) is not None:
             self.gone.append((new.name, bytes(before.content)))
-        self._change(NameChange(come={new: node}, go=[old], waits={old.parent, new.parent}))
+        self._change(
+            NameChange(added={new: node}, removed=[old], unsynced={old.parent, new.parent})
+        )
 
     def unlink(self, path: Path) -> None:
         self.begin()
         self.gone.append((path.name, bytes(self._node(path).content)))
-        self._change(NameChange(come={}, go=[path], waits={path.parent}))
+        self._change(NameChange(added={}, removed=[path], unsynced={path.parent}))
 
     def sync_folder(self, path: Path) -> None:
         self.begin()
         self._require_folder(path)
         for change in self._pending:
-            change.waits.discard(path)
-            if not change.waits:
+            change.unsynced.discard(path)
+            if not change.unsynced:
                 change.apply(self._durable)
-        self._pending = [change for change in self._pending if change.waits]
+        self._pending = [change for change in self._pending if change.unsynced]
 
     def map(self, path: Path) -> bytes:
         return self.read(path)
@@ -168,25 +170,25 @@ class SimFS:
         return self.free
 
     def after(self, loss: Loss) -> "SimFS":
-        """The disk that a machine finds when it starts again."""
+        """The disk after a restart of the machine."""
         names = dict(self._durable)
         for change in self._pending:
             if loss.keeps_name():
                 change.apply(names)
-        found = SimFS(self.root)
-        found.gone = list(self.gone)
+        disk = SimFS(self.root)
+        disk.gone = list(self.gone)
         for path in sorted(names):
-            if path.parent in found._names or path == self.root:
+            if path.parent in disk._names or path == self.root:
                 node = names[path]
                 loss.donor = self._donor(path, loss)
                 content = None if node is None else node.after(loss)
-                found._names[path] = found._durable[path] = (
+                disk._names[path] = disk._durable[path] = (
                     None if content is None else Node(bytearray(content), content)
                 )
-        return found
+        return disk
 
     def _donor(self, path: Path, loss: Loss) -> bytes:
-        """A former file of the same name, which is the worst that can happen."""
+        """A deleted file of the same name, the worst case."""
         former = [content for name, content in self.gone if name == path.name]
         return loss.rng.choice(former) if former else b""
 
@@ -242,15 +244,15 @@ class SimFile:
         try:
             self._fs.begin()
         except OSError:
-            self._node.pending = []  # as Linux does: the pages count as clean, the disk has none
+            self._node.pending = []  # as on Linux: clean pages, nothing on the disk
             raise
         for change in self._node.pending:
-            found = bytearray(self._node.durable)
+            content = bytearray(self._node.durable)
             if isinstance(change, Write):
-                _put(found, change.offset, change.content)
+                _put(content, change.offset, change.content)
             else:
-                _cut(found, change.size)
-            self._node.durable = bytes(found)
+                _cut(content, change.size)
+            self._node.durable = bytes(content)
         self._node.pending = []
 
     def close(self) -> None:
@@ -260,7 +262,7 @@ class SimFile:
         try:
             self._fs.begin()
         except OSError:
-            self._put(offset, content[: len(content) // 2])  # what fitted
+            self._put(offset, content[: len(content) // 2])  # the part that fitted
             raise
         self._put(offset, content)
 
@@ -277,11 +279,11 @@ def _sectors(write: Write) -> Iterator[Write]:
         start = stop
 
 
-def _survivor(found: bytearray, part: Write, loss: Loss) -> bytes:
+def _survivor(content: bytearray, part: Write, loss: Loss) -> bytes:
     size = len(part.content)
     match loss.outcome():
         case "old":
-            return bytes(found[part.offset : part.offset + size])
+            return bytes(content[part.offset : part.offset + size])
         case "new":
             return part.content
         case "zeros":

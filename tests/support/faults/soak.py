@@ -1,7 +1,7 @@
-"""A live store under a long load, and all that it holds on to: memory, files, threads, tables.
+"""A live store under a long load, and the resources that it holds: memory, files, threads, tables.
 
-Eight producers append at once, restart now and then and begin with rubbish; a reader follows and
-samples. Readings are taken while everybody waits, so that what is counted has one right value.
+Eight producers append at once, restart now and then and begin with an invalid payload; a reader
+follows and samples. Readings are taken while all of them wait, so each count has one right value.
 """
 
 import gc
@@ -31,15 +31,15 @@ from tests.support.episodes.episodes import header, numbered
 
 PRODUCERS = 8
 LIFETIME = 20  # episodes of an incarnation
-RUBBISH = b"no episode"
-PIECE, BATCH = 8, 64
-LOOKS = 8  # of the reader in a round
-TRIALS = 30  # to find nothing alive that should not be
+INVALID = b"no episode"
+LENGTH, BATCH = 8, 64
+REFRESHES = 8  # of the reader in a round
+TRIALS = 30  # until only what should be alive is alive
 MANIFEST_BYTES = 1000  # a roll and a drop take less
 
 
 class Before(NamedTuple):
-    """What the process had already."""
+    """What the process held before."""
 
     descriptors: int
     threads: int
@@ -66,14 +66,14 @@ class Reading:
     manifest_bytes: int
     rolls: int
     listed: int  # segments in the store
-    seen: int  # by the reader, the log's chunks among them
+    seen: int  # segments of the reader, including chunks of the log
     episodes_alive: int  # objects in memory
     segments_alive: int
     logged: int  # episodes in the open log
     stored: int  # in segments, dropped or not, and in the log
     sent: int  # acknowledged
     slots: int  # known to the writer
-    suspects: int  # those of them that sent rubbish
+    suspects: int  # those of them that sent invalid data
 
 
 class Soak:
@@ -85,15 +85,15 @@ class Soak:
         self.steps = self.sent = 0
 
     def round(self, episodes: int) -> None:
-        """So many of each producer, then the reader's turn."""
+        """`episodes` of each producer, then the reader's turn."""
         list(self._pool.map(self._produce, range(PRODUCERS), [episodes] * PRODUCERS))
         self.sent += PRODUCERS * episodes
         self.steps += PRODUCERS * episodes * self._length
         self._view = self._view or Store(self._path)
-        for _ in range(LOOKS):
-            self._view = self._view.later()
+        for _ in range(REFRESHES):
+            self._view = self._view.latest()
         rule = ReturnRule(max_episode_steps=1000)
-        sampler = Sampler(self._view, length=PIECE, batch=BATCH, seed=0, returns=rule)
+        sampler = Sampler(self._view, length=LENGTH, batch=BATCH, seed=0, returns=rule)
         states = sampler.batch(self.sent).states
         assert (np.diff(states[..., 1]) == 1).all()  # steps of one episode, in order
 
@@ -103,7 +103,7 @@ class Soak:
             key = self._keys[slot]
             if key.sequence == LIFETIME:
                 key = AppendKey(slot, key.incarnation + 1, 0)
-                assert self._appender.append(key, RUBBISH).status is AckStatus.REJECTED
+                assert self._appender.append(key, INVALID).status is AckStatus.REJECTED
                 key = key._replace(sequence=1)
             assert self._appender.append(key, payload).status is AckStatus.DURABLE
             self._keys[slot] = key._replace(sequence=key.sequence + 1)
@@ -116,7 +116,7 @@ class Soak:
             for file in self._path.rglob("*")
             if file.is_file()
         }
-        logged = sum(entry.episode is not None for entry in writer._entries)
+        logged = sum(entry.episode is not None for entry in writer.open_entries)
         alive = self._alive(logged + before.episodes)
         return Reading(
             steps=self.steps,
@@ -124,22 +124,22 @@ class Soak:
             threads=threading.active_count() - before.threads,
             files=len(sizes),
             segment_bytes=sum(size for name, size in sizes.items() if name.suffix == ".arrow"),
-            log_bytes=sizes[Path(log.FOLDER) / log.file_name(writer.listing.rolls)],
+            log_bytes=sizes[Path(log.FOLDER) / log.file_name(writer.index.rolls)],
             manifest_bytes=sizes[Path(manifest.NAME)],
-            rolls=writer.listing.rolls,
-            listed=len(writer.listing.segments),
+            rolls=writer.index.rolls,
+            listed=len(writer.index.segments),
             seen=len(view.segments),
             episodes_alive=alive.count(Episode) - before.episodes,
             segments_alive=alive.count(Segment) - before.segments,
             logged=logged,
-            stored=writer.listing.totals.episodes + logged,
+            stored=writer.index.totals.episodes + logged,
             sent=self.sent,
-            slots=len(writer._producers._table),
-            suspects=len(writer._producers._refused),
+            slots=writer.producers.known_slots,
+            suspects=writer.producers.suspected_slots,
         )
 
     def _alive(self, episodes: int) -> list[type]:
-        """The appender answers first and lets go of what it saved then."""
+        """Types of the live objects. The committer replies before it frees what it has saved."""
         for _ in range(TRIALS):
             alive = objects()
             if alive.count(Episode) == episodes:
@@ -162,7 +162,7 @@ def soaked(path: Path, options: WriterOptions, length: int) -> Iterator[Soak]:
 
 
 def check_counts(now: Reading, options: WriterOptions) -> None:
-    """What has one right value, and what has a bound that does not grow."""
+    """Counts with one right value, and counts with a constant bound."""
     assert options.keep_bytes is not None
     right = {
         "episodes stored": now.stored == now.sent,
@@ -170,7 +170,7 @@ def check_counts(now: Reading, options: WriterOptions) -> None:
         "bytes of segments": now.segment_bytes <= options.keep_bytes,
         "bytes of the log": now.log_bytes < 2 * options.segment_bytes,
         "bytes of the manifest": now.manifest_bytes <= MANIFEST_BYTES * (now.rolls + 1),
-        # the appender's own, and as many of the pool as were ever needed at once
+        # the committer's own, and as many of the pool as were ever needed at once
         "threads": 1 <= now.threads <= PRODUCERS + 1,
         "chunks of the log": 0 <= now.seen - now.listed <= 16,
         # log, manifest, mark and lock, and what the reader has mapped
@@ -185,15 +185,15 @@ def check_counts(now: Reading, options: WriterOptions) -> None:
 
 
 def slope(steps: Sequence[int], values: Sequence[int]) -> float:
-    """Theil and Sen: the median over all pairs, so that no spike decides."""
+    """The Theil-Sen estimator: the median over all pairs, robust against spikes."""
     x, y = np.array(steps, float), np.array(values, float)
-    one, other = np.triu_indices(len(x), 1)
-    return float(np.median((y[other] - y[one]) / (x[other] - x[one])))
+    first, second = np.triu_indices(len(x), 1)
+    return float(np.median((y[second] - y[first]) / (x[second] - x[first])))
 
 
 def objects() -> list[type]:
-    """What each of them is."""
-    return [type(thing) for thing in gc.get_objects()]
+    """The type of each live object."""
+    return [type(item) for item in gc.get_objects()]
 
 
 def resident() -> int:

@@ -1,4 +1,4 @@
-"""A random network of unusual sizes, and a recording of what the plain code says of it.
+"""A random network of unusual sizes, and a recording of the dense reference's outputs of it.
 
 B rows, T steps, S state, A action, N plans, M networks.
 """
@@ -21,7 +21,7 @@ from m3pc.config.schema import Config
 from m3pc.model import checkpoint
 from m3pc.model.btm import TrajectoryModel
 from m3pc.model.critic import Critic
-from m3pc.model.weights import Weights, gather
+from m3pc.model.weights import Weights, gather_tensors
 from tests.support.episodes.foreign_files import write_npz
 
 Arrays = dict[str, NDArray[Any]]
@@ -41,12 +41,12 @@ OTHER = replace(
 )
 QUESTIONS = {"rcbc1": "policy", "fd1": "dynamics", "id3": "inverse", "pi0": "path"}
 OUTPUTS = {name: name for name in ("states", "rewards", "returns", "mu")} | {"log_std": "log_sigma"}
-GUIDES: Mapping[str, reference.Guide] = {"q": "q", "rtg": "m"}
+GUIDES: Mapping[str, reference.Guidance] = {"q": "q", "rtg": "m"}
 NETS = tuple[Tensor, ...]  # weight [M, out, in] and bias [M, out] of each layer in turn
 
 
 class Recorder:
-    """A random network, and what the plain code says of it."""
+    """A random network, and the outputs of the dense reference."""
 
     def __init__(self) -> None:
         self.rng = torch.Generator().manual_seed(3)
@@ -79,7 +79,7 @@ class Recorder:
             action_size=A,
             max_episode_steps=30,
             env=None,
-            tensors=gather(
+            tensors=gather_tensors(
                 self.model,
                 self.critic,
                 arrays={
@@ -98,9 +98,9 @@ class Recorder:
 
     def arrays(self) -> dict[str, Any]:
         with torch.no_grad():
-            found = {f"input_{name}": x for name, x in self.inputs.items()}
-            found |= self.answers() | self.plan(1)
-        return found | self.update()
+            arrays = {f"input_{name}": x for name, x in self.inputs.items()}
+            arrays |= self.answers() | self.plan(1)
+        return arrays | self.update()
 
     def answers(self) -> dict[str, Any]:
         masks = {
@@ -109,30 +109,30 @@ class Recorder:
         masks["random0"] = torch.rand(4, T, generator=self.rng) < 0.6
         tokens = {name: self.normalised(name, x) for name, x in self.inputs.items()}
         noise = self.normal(B, T, A)
-        found: dict[str, Any] = {"loss_temperature": 0.3, "loss_entropy_noise": noise}
+        arrays: dict[str, Any] = {"loss_temperature": 0.3, "loss_entropy_noise": noise}
         for name, visible in masks.items():
             outputs = reference.network(self.state, OTHER.model, tokens, visible)
-            found[f"visible_{name}"] = visible
-            found |= {f"out_{name}_{k}": getattr(outputs, v) for k, v in OUTPUTS.items()}
+            arrays[f"visible_{name}"] = visible
+            arrays |= {f"out_{name}_{k}": getattr(outputs, v) for k, v in OUTPUTS.items()}
             if name in ("rcbc1", "random0"):
                 terms = losses(outputs, tokens, visible[1], noise, temperature=0.3)
-                found |= {f"loss_{name}_{term}": value for term, value in terms.items()}
-        return found
+                arrays |= {f"loss_{name}_{term}": value for term, value in terms.items()}
+        return arrays
 
     def plan(self, now: int) -> dict[str, Any]:
         candidates = self.normal(N, T - now, A).tanh()
-        found: dict[str, Any] = {f"plan{now}_candidates": candidates}
-        found["plan_discount_lambda"] = [0.9, 0.4]
+        arrays: dict[str, Any] = {f"plan{now}_candidates": candidates}
+        arrays["plan_discount_lambda"] = [0.9, 0.4]
         window = (self.inputs["states"][0], self.inputs["actions"][0])
         for theirs, guide in GUIDES.items():
             config = replace(OTHER, {"planner.discount": 0.9, "planner.lam": 0.4})
             place = (*window, now, now, 30, candidates, guide)
-            utilities = reference.score(self.state, self.least, config, self.moments, *place)
+            utilities = reference.score(self.state, self.min_q, config, self.moments, *place)
             xi = 2 / float(utilities.std())
             weights, action = chosen(config, guide, xi, utilities, candidates[:, 0])
             parts = {"utility": utilities, "xi": xi, "weights": weights, "action": action}
-            found |= {f"plan{now}_{theirs}_{part}": value for part, value in parts.items()}
-        return found
+            arrays |= {f"plan{now}_{theirs}_{part}": value for part, value in parts.items()}
+        return arrays
 
     def update(self) -> dict[str, Any]:
         """One update of V, then of Q, then of its targets, each with its own Adam."""
@@ -176,7 +176,7 @@ class Recorder:
     def pairs(self, states: Tensor, actions: Tensor) -> Tensor:
         return torch.cat([self.normalised("states", states), actions], dim=1)
 
-    def least(self, states: Tensor, actions: Tensor) -> Tensor:
+    def min_q(self, states: Tensor, actions: Tensor) -> Tensor:
         nets = networks(self.critic.q.state_dict())
         return forward(nets, self.pairs(states, actions)).amin(dim=0)[:, 0].detach()
 
@@ -207,7 +207,7 @@ def step(nets: NETS, loss: Tensor, rate: float) -> None:
 
 
 def chosen(
-    config: Config, guide: reference.Guide, xi: float, utilities: Tensor, first: Tensor
+    config: Config, guide: reference.Guidance, xi: float, utilities: Tensor, first: Tensor
 ) -> tuple[Tensor, Tensor]:
     settings = replace(config, {f"planner.{guide}.inverse_temperature": xi})
     return reference.choose(settings, guide, utilities, first)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import METADATA, TRAINING, WEIGHTS, Checkpoint
-from m3pc.model.weights import Weights, check_sum, tensors_digest
+from m3pc.model.weights import Weights, checksum, tensors_digest
 from m3pc.types import InputError
 from tests.support.models.small_weights import tiny_config, tiny_weights
 from tests.support.runs.refusals import sentence
@@ -40,11 +40,11 @@ def training(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def whole(found: Checkpoint) -> tuple[object, ...]:
+def contents(saved: Checkpoint) -> tuple[object, ...]:
     """Everything that was read, the tensors by their bytes."""
-    w = found.weights
+    w = saved.weights
     about = (w.version, w.config, w.state_size, w.action_size, w.max_episode_steps, w.env)
-    return *about, tensors_digest(w.tensors), tensors_digest(found.training), dict(found.progress)
+    return *about, tensors_digest(w.tensors), tensors_digest(saved.training), dict(saved.progress)
 
 
 def write_one(path: Path) -> Path:
@@ -86,7 +86,7 @@ def refusal(path: Path) -> str:
 def with_metadata(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     tree = json.loads((path / METADATA).read_bytes())
     change(tree)
-    (path / METADATA).write_text(json.dumps(tree | {"check": check_sum(tree)}))
+    (path / METADATA).write_text(json.dumps(tree | {"check": checksum(tree)}))
 
 
 def with_content(path: Path, name: str, content: bytes) -> None:

@@ -11,10 +11,10 @@ from m3pc.config.presets import PRESETS
 from m3pc.config.schema import Config
 from m3pc.model.btm import TrajectoryModel
 from m3pc.model.critic import Critic
-from m3pc.model.weights import Weights, gather
+from m3pc.model.weights import Weights, gather_tensors
 from m3pc.types import Window, WindowBatch
 
-STATES, ACTIONS, HORIZON = 5, 2, 40
+STATES, ACTIONS, MAX_EPISODE_STEPS = 5, 2, 40
 TINY = {
     "model.width": 16,
     "model.heads": 2,
@@ -37,7 +37,7 @@ def tiny_weights(
     actions: int = ACTIONS,
     env: str | None = None,
 ) -> Weights:
-    """Every parameter random, those that start at 0 too, so that a wrong place shows."""
+    """Every parameter is random, those that start at 0 too, so that a mix-up changes numbers."""
     torch.manual_seed(seed)
     model = TrajectoryModel(config.model, states, actions)
     critic = Critic(config.critic, states, actions)
@@ -60,20 +60,20 @@ def tiny_weights(
         config=config,
         state_size=states,
         action_size=actions,
-        max_episode_steps=HORIZON,
+        max_episode_steps=MAX_EPISODE_STEPS,
         env=env,
-        tensors=gather(
+        tensors=gather_tensors(
             model,
             critic,
             arrays=arrays,
-            envelope=np.linspace(2, 1, HORIZON, dtype=np.float32),
+            envelope=np.linspace(2, 1, MAX_EPISODE_STEPS, dtype=np.float32),
             return_range=np.asarray([-1, 3], np.float32),
         ),
     )
 
 
 def windows(now: list[int], *, seed: int = 0, length: int = 8) -> Window:
-    """Random windows whose current steps stand at `now`; the past steps counted up from there."""
+    """Random windows with their current steps at `now`, each row at another step and seed."""
     rng = np.random.default_rng(seed)
     count = len(now)
     states = rng.standard_normal((count, length, STATES)).astype(np.float32)
@@ -87,13 +87,8 @@ def windows(now: list[int], *, seed: int = 0, length: int = 8) -> Window:
     )
 
 
-def rows(window: Window, index: list[int]) -> Window:
-    """Some of the environments of a window."""
-    return Window(**{name: getattr(window, name)[index] for name in window.__slots__})
-
-
-def segments(rows: int = 8, *, seed: int = 0, length: int = 8) -> WindowBatch[NDArray[Any]]:
-    """Random pieces, as a sampler gives them."""
+def window_batch(rows: int = 8, *, seed: int = 0, length: int = 8) -> WindowBatch[NDArray[Any]]:
+    """Random windows, as a sampler returns them."""
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int) -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,16 @@ from replay.store.store import write_store
 from tests.support.envs.countdown import COUNTDOWN
 from tests.support.episodes.episodes import header, numbered
 from tests.support.models.small_weights import tiny_config, tiny_weights
-from tests.support.runs.commands import Done, invoke
 
-Run = Callable[..., Done]
 SIZES = {"toy": (2, 1, COUNTDOWN), "hopper": (11, 3, "d4rl/Hopper-v2"),
          "cheetah": (17, 6, "d4rl/HalfCheetah-v2"), "walker": (17, 6, "d4rl/Walker2d-v2"),
-         "nut": (23, 7, "robosuite/NutAssemblySquare"), "nobody": (17, 6, None)}  # fmt: skip
+         "nut": (23, 7, "robosuite/NutAssemblySquare"), "nameless": (17, 6, None)}  # fmt: skip
 
-OWN = ("--key=1", "--episodes=3", "--out=out", "--no-video")  # goals of one's own
+OWN = ("--key=1", "--episodes=3", "--out=out", "--no-video")  # options for users' own goals
 
 
-def ready(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Run:
-    """The command, in an empty folder beside checkpoints and small data sets."""
+def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write checkpoints and small data sets, and enter an empty folder beside them."""
     for name, (states, actions, env) in SIZES.items():
         weights = tiny_weights(tiny_config(), states=states, actions=actions, env=env)
         checkpoint.write(tmp_path / name, weights, {}, {})
@@ -49,20 +44,14 @@ def ready(
     np.save("zero.npy", np.zeros(2))
     np.save("way.npy", np.stack([np.zeros(7), np.arange(7)], axis=1))
 
-    def command(*arguments: str) -> Done:
-        name = "goal-compare" if arguments[0].endswith(".json") else "goal"
-        return invoke(capsys, monkeypatch, name, *arguments)
-
-    return command
-
 
 def result(folder: str = "out") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path(folder) / "result.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((Path(folder) / "result.json").read_text())
+    return content
 
 
 def assert_drawn(path: Path, *, width: int = 400) -> None:
-    """A picture in which something is to be seen."""
+    """The file is a picture that is not empty."""
     with Image.open(path) as image:
         assert image.width >= width
         assert len(set(image.convert("L").resize((200, 100)).tobytes())) > 10

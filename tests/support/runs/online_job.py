@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from m3pc.online.delivery_audit import Audit, audit
+from m3pc.online.delivery_audit import DeliveryAudit, audit_deliveries
 from m3pc.online.run_control import read_status
 from tests.support.episodes.shared_data import ROOT
 from tests.support.servers.waiting import eventually
@@ -19,7 +19,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Job:
-    """`m3pc resume RUN`, with the words and settings of Ray that are given."""
+    """The process of `m3pc resume RUN`, with further options and environment variables."""
 
     def __init__(self, run: Path, *words: str, **environment: str) -> None:
         self.run = run
@@ -35,18 +35,18 @@ class Job:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What it told last; nothing of an earlier process of the run."""
-        found = read_status(self.run)
-        return found if found.get("pid") == self.process.pid else {}
+        """Its last status; empty while that is of an earlier process of the run."""
+        last = read_status(self.run)
+        return last if last.get("pid") == self.process.pid else {}
 
     @property
     def steps(self) -> int:
         return int(self.status.get("steps", 0))
 
     def pid(self, name: str) -> int | None:
-        """Of a process of the run: store, learner, planner-0, evaluator, actor-0, ..."""
-        found = self.processes.get(name, {})
-        return found["pid"] if found.get("state") in ("up", "running") else None
+        """Of a process of the run that is up: store, learner, planner-0, evaluator, actor-0, ..."""
+        row = self.processes.get(name, {})
+        return row["pid"] if row.get("state") in ("up", "running") else None
 
     @property
     def processes(self) -> dict[str, dict[str, Any]]:
@@ -56,7 +56,7 @@ class Job:
         return int(self.processes.get(name, {}).get("restarts", 0))
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Wait for it; fail with what the run printed if it ends or takes too long."""
+        """Wait for the condition; fail with the run's output if it ends or takes too long."""
         ended = eventually(lambda: self.process.poll() is not None or condition(), PATIENCE)
         if not condition():
             status = self.status
@@ -68,7 +68,7 @@ class Job:
         self.until(lambda: self.status.get("running") == actors and self.steps > 0)
 
     def advance(self, steps: int) -> None:
-        """Until it stored so many steps more."""
+        """Wait until it has stored so many more steps."""
         goal = self.steps + steps
         self.until(lambda: self.steps >= goal)
 
@@ -85,17 +85,17 @@ class Job:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def stop(self) -> Audit:
-        """In order, by a signal; then nothing that was acknowledged is missing."""
+    def stop(self) -> DeliveryAudit:
+        """Stop it by a signal and check that every acknowledged episode is in its store."""
         self.signal(signal.SIGTERM)
         assert self.wait() == 0, self.output
         assert "stopped" in self.output
-        found = audit(self.run)
-        assert found.sound, found
-        return found
+        deliveries = audit_deliveries(self.run)
+        assert deliveries.sound, deliveries
+        return deliveries
 
     def wait(self) -> int:
-        """Its exit code."""
+        """Wait for its end; returns its exit code."""
         self._read(PATIENCE)
         assert self.process.returncode is not None
         return self.process.returncode
@@ -120,15 +120,15 @@ class Job:
 
 @contextmanager
 def job(run: Path, *words: str, **environment: str) -> Iterator[Job]:
-    found = Job(run, *words, **environment)
+    started = Job(run, *words, **environment)
     try:
-        yield found
+        yield started
     finally:
-        found.end()
+        started.end()
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs: one that ended and was not waited for yet does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

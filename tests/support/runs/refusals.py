@@ -1,4 +1,4 @@
-"""How tests ask for a refusal, and small ways to spoil what is good."""
+"""Imports that must be refused, and small ways to damage a good file."""
 
 import subprocess
 import sys
@@ -21,13 +21,14 @@ LIMITS = SandboxLimits(memory=1 << 30, seconds=60)
 
 
 def refusal(source: Path | str, out: Path, limits: SandboxLimits = LIMITS, **options: Any) -> str:
-    """The sentence with which an import is refused."""
+    """The error message of an import that must be refused and leave nothing behind."""
     with nothing_left(out.parent), pytest.raises(InputError) as refused:
         ingest(str(source), out, ImportOptions(**options), limits, lambda progress: None)
     return sentence(refused)
 
 
 def sentence(refused: pytest.ExceptionInfo[InputError]) -> str:
+    """The error message, which must be one line."""
     message = str(refused.value)
     assert message
     assert "\n" not in message
@@ -35,11 +36,13 @@ def sentence(refused: pytest.ExceptionInfo[InputError]) -> str:
 
 
 def command(*arguments: Path | str) -> subprocess.CompletedProcess[str]:
+    """Run `m3pc data` in a new process."""
     line = [sys.executable, "-m", "m3pc", "data", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, timeout=200, cwd=ROOT, check=False)
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], word: str) -> None:
+    """The process refused bad input: exit code 2 and one line with this word."""
     assert (done.returncode, done.stdout) == (2, "")
     assert word in done.stderr
     assert "Traceback" not in done.stderr
@@ -63,7 +66,7 @@ def without(name: str) -> Callable[[Columns], Columns]:
     return lambda columns: {k: v for k, v in columns.items() if k != name}
 
 
-# Ways in which HDF5 leads elsewhere.
+# Ways in which an HDF5 file refers to data elsewhere.
 
 
 def external_link(file: h5py.File, column: Any) -> None:

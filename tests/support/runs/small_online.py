@@ -1,4 +1,4 @@
-"""Small online runs on the point: a pretrained checkpoint, its data, their settings."""
+"""Small online runs in the point environment: a pretrained checkpoint, its data, settings."""
 
 import json
 from collections.abc import Callable
@@ -19,10 +19,10 @@ from m3pc.core.seeding import data_episode
 from m3pc.envs import make
 from m3pc.model import checkpoint
 from m3pc.model.checkpoint import LATEST, METADATA, TRAINING, WEIGHTS, Checkpoint
-from m3pc.online.run_folder import OnlineRun, open_run, start
+from m3pc.online.run_folder import OnlineRun, create_run, open_run
 from m3pc.tracking import run_log
+from m3pc.training.pretrain import create_run as start_pretraining
 from m3pc.training.pretrain import resume as finish_pretraining
-from m3pc.training.pretrain import start as start_pretraining
 from m3pc.types import AppendKey, Coordinator, Floats
 from replay.format.payload import encode
 from replay.store.store import Store, write_store
@@ -30,7 +30,7 @@ from replay.writing.writer import Writer, WriterOptions
 from tests.support.envs.point import HORIZON, POINT
 from tests.support.episodes.episodes import header
 from tests.support.runs.small_run import config as small_config
-from tests.support.runs.small_run import sha256, silent
+from tests.support.runs.small_run import ignore, sha256
 
 ONLINE: dict[str, Any] = {
     "online.steps": 400,
@@ -49,7 +49,7 @@ ONLINE: dict[str, Any] = {
 }
 
 
-class Uniform:
+class UniformPolicy:
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:
         assert rng is not None
         return rng.uniform(-1, 1, 1).astype(np.float32)
@@ -57,23 +57,23 @@ class Uniform:
 
 @cache
 def pretrained() -> tuple[Checkpoint, Store]:
-    """A checkpoint that learned a little from random pushes, and those."""
+    """A checkpoint that learned a little from random actions, and the store of those."""
     folder = Path(mkdtemp(prefix="m3pc-point-"))
     with (
         make(POINT) as env,
         write_store(
-            folder / "data", header(states=2, actions=1, horizon=HORIZON, env=POINT)
+            folder / "data", header(states=2, actions=1, max_episode_steps=HORIZON, env=POINT)
         ) as store,
     ):
         for number in range(12):
             seed, rng = data_episode(0, number)
-            store.append(rollout(env, Uniform(), seed=seed, rng=rng))
+            store.append(rollout(env, UniformPolicy(), seed=seed, rng=rng))
     data = Store(folder / "data")
     config = small_config(
         pretrain__updates=20, critic__regression_updates=4, critic__updates=4, model__dropout=0.0
     )
     start_pretraining(data, config, folder / "run")
-    finish_pretraining(folder / "run", silent)
+    finish_pretraining(folder / "run", ignore)
     return checkpoint.read(folder / "run"), data
 
 
@@ -83,13 +83,13 @@ def online_config(**changes: object) -> Config:
 
 
 def new_run(path: Path, *, env: str = POINT, **changes: object) -> OnlineRun:
-    found, data = pretrained()
-    start(found, data, env, online_config(**changes), path)
+    source, data = pretrained()
+    create_run(source, data, env, online_config(**changes), path)
     return open_run(path)
 
 
 def outcome(run: Path) -> dict[str, object]:
-    """All that must not depend on when a lock-step run was stopped."""
+    """Everything that must not depend on when a lock-step run was stopped."""
     folder = run / "checkpoints"
     last = folder / (folder / LATEST).read_text().strip()
     store = Store(run / "replay")
@@ -105,8 +105,8 @@ def outcome(run: Path) -> dict[str, object]:
     }
 
 
-def appended(run: OnlineRun, count: int, incarnation: int = 0) -> None:
-    """The store of a run with its first `count` episodes collected: those that were logged."""
+def append_episodes(run: OnlineRun, count: int, incarnation: int = 0) -> None:
+    """Write the first `count` logged episodes into the run's store, as if they were collected."""
     with closing(Writer(run.replay, run.header, WriterOptions(durability="os"))) as writer:
         for number, episode in enumerate(islice(cycle(pretrained()[1].episodes()), count)):
             writer.append(AppendKey(0, incarnation, number), encode(episode))
@@ -114,19 +114,22 @@ def appended(run: OnlineRun, count: int, incarnation: int = 0) -> None:
 
 def coordinator(run: OnlineRun) -> Coordinator:
     return connect(
-        run.path / "coordinator.sqlite", run=run.facts.id, generations=run.path / "generations"
+        run.path / "coordinator.sqlite", run=run.info.id, generations=run.path / "generations"
     )
 
 
-class Permits:
-    """A store that allows up to so many updates more at each call; `meanwhile` hears of it."""
+class AllowedUpdates:
+    """An UpdateBudget that allows `per_call` more updates at each call, after calling `meanwhile`
+    with the number of calls."""
 
-    def __init__(self, most: int, meanwhile: Callable[[int], None] = lambda calls: None) -> None:
-        self._most, self._meanwhile, self.calls = most, meanwhile, 0
+    def __init__(
+        self, per_call: int, meanwhile: Callable[[int], None] = lambda calls: None
+    ) -> None:
+        self._per_call, self._meanwhile, self.calls = per_call, meanwhile, 0
         self.epochs: list[int] = []
 
     def may_update(self, epoch: int, done: int, total: int) -> int:
         self.calls += 1
         self.epochs.append(epoch)
         self._meanwhile(self.calls)
-        return min(total, self.calls * self._most)
+        return min(total, self.calls * self._per_call)

@@ -1,4 +1,4 @@
-"""A small pretraining run, watched, and all that must not depend on when it was stopped."""
+"""A small pretraining run, watched, and everything that must not depend on when it was stopped."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from m3pc.config.schema import Config
 from m3pc.model.checkpoint import LATEST, METADATA, TRAINING, WEIGHTS
 from m3pc.tracking import run_log
 from m3pc.training import pretrain
-from m3pc.training.pretrain import resume, start
+from m3pc.training.pretrain import create_run, resume
 from m3pc.types import Episode
 from replay.store.store import Store, write_store
 from tests.support.episodes.episodes import header
@@ -23,7 +23,8 @@ from tests.support.models.small_weights import tiny_config
 
 MODEL, REGRESSION, CRITIC = 40, 10, 20  # updates
 TOTAL = MODEL + REGRESSION + CRITIC
-REPORTS = sorted({*range(4, TOTAL + 1, 4), *range(10, TOTAL + 1, 10)})  # with each checkpoint too
+# Updates that are followed by a report: every log_every, and each checkpoint.
+REPORTS = sorted({*range(4, TOTAL + 1, 4), *range(10, TOTAL + 1, 10)})
 SETTINGS: dict[str, Any] = {
     "model.width": 16,
     "model.heads": 2,
@@ -54,14 +55,15 @@ def config(**changes: object) -> Config:
     return tiny_config(**named | changes)
 
 
-def silent(numbers: Mapping[str, Any]) -> None:
+def ignore(numbers: Mapping[str, Any]) -> None:
     pass
 
 
 def write_data(path: Path, seed: int = 0) -> Path:
     """Twelve episodes of 20 random steps, in three segments."""
     rng = np.random.default_rng(seed)
-    with write_store(path, header(states=3, actions=1, horizon=30), segment_bytes=1500) as writer:
+    about = header(states=3, actions=1, max_episode_steps=30)
+    with write_store(path, about, segment_bytes=1500) as writer:
         for number in range(12):
             writer.append(
                 Episode(
@@ -75,17 +77,17 @@ def write_data(path: Path, seed: int = 0) -> Path:
     return path
 
 
-class Watched:
-    """What an uninterrupted run did and saw."""
+class WatchedRun:
+    """What an uninterrupted run learned from and reported."""
 
     def __init__(self, data: Store, run: Path) -> None:
         self.updates: list[str] = []
         self.states: set[tuple[float, ...]] = set()
         self.reports: list[Mapping[str, Any]] = []
         with pytest.MonkeyPatch.context() as patch:
-            measure_less(patch)
-            each_update(patch, self._note)
-            start(data, config(), run)
+            shrink_measurements(patch)
+            watch_updates(patch, self._note)
+            create_run(data, config(), run)
             self.done = resume(run, self.reports.append)
         self.outcome = outcome(run)
 
@@ -94,15 +96,15 @@ class Watched:
         self.states.update(map(tuple, batch.states.reshape(-1, 3).tolist()))
 
 
-STEPS: tuple[tuple[Any, str, str], ...] = (
+UPDATE_METHODS: tuple[tuple[Any, str, str], ...] = (
     (TrajectoryLearner, "update", "model"),
     (CriticLearner, "regress", "regression"),
     (CriticLearner, "update", "critic"),
 )
 
 
-def each_update(patch: pytest.MonkeyPatch, before: Callable[[str, Any], None]) -> None:
-    """Call `before` with the kind and the batch of every update that is about to be made."""
+def watch_updates(patch: pytest.MonkeyPatch, before: Callable[[str, Any], None]) -> None:
+    """Call `before` with the kind and the batch before every update."""
 
     def watch(owner: Any, name: str, word: str) -> None:
         real = getattr(owner, name)
@@ -113,12 +115,12 @@ def each_update(patch: pytest.MonkeyPatch, before: Callable[[str, Any], None]) -
 
         patch.setattr(owner, name, update)
 
-    for step in STEPS:
+    for step in UPDATE_METHODS:
         watch(*step)
 
 
-def measure_less(patch: pytest.MonkeyPatch) -> None:
-    """In this process, to be quick; what is measured has its own tests."""
+def shrink_measurements(patch: pytest.MonkeyPatch) -> None:
+    """Measure on few held-out rows, for speed; what is measured has its own tests."""
     patch.setattr(pretrain, "MEASURED_BATCHES", 2)
     patch.setattr(pretrain, "MEASURED_ROWS", 16)
 
@@ -128,7 +130,7 @@ def sha256(path: Path) -> str:
 
 
 def outcome(run: Path) -> dict[str, object]:
-    """All that must not depend on when a run was stopped; the place of its data may."""
+    """Everything that must not depend on when a run was stopped; the path of its data may."""
     folder = run / "checkpoints"
     last = folder / (folder / LATEST).read_text().strip()
     metadata = json.loads((last / METADATA).read_bytes())
@@ -143,7 +145,7 @@ def outcome(run: Path) -> dict[str, object]:
     }
 
 
-FEW: dict[str, Any] = {
+FEW_UPDATES: dict[str, Any] = {
     "pretrain__updates": 4,
     "pretrain__log_every": 1,
     "pretrain__warmup": 0,
@@ -152,6 +154,6 @@ FEW: dict[str, Any] = {
 }
 
 
-def sets(**changes: object) -> list[str | Path]:
+def set_options(**changes: object) -> list[str | Path]:
     named = SETTINGS | {name.replace("__", "."): value for name, value in changes.items()}
     return [f"--set={name}={value}" for name, value in named.items()]

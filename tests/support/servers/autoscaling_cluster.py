@@ -1,7 +1,7 @@
-"""A Ray cluster that grows and shrinks by itself: its nodes are processes of this machine.
+"""A Ray cluster under Ray's own autoscaler, whose nodes are processes of this machine.
 
-Ray's own `fake_multinode` nodes, under its own autoscaler. `ray.cluster_utils.AutoscalingCluster`
-would end every Ray of the machine; here all processes are found by a mark in their environment.
+The nodes are Ray's `fake_multinode` nodes. `ray.cluster_utils.AutoscalingCluster` would end every
+Ray of the machine; here all processes are found by a variable in their environment.
 """
 
 import json
@@ -23,7 +23,7 @@ FAKE = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvi
 ENVIRONMENT = {
     "RAY_FAKE_CLUSTER": "1",
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-    **LOOPBACK_ONLY,  # fake nodes are given no address: without this Ray would ask 8.8.8.8 for it
+    **LOOPBACK_ONLY,  # fake nodes have no address: without this Ray would ask 8.8.8.8 for one
 }
 # `ray start --autoscaling-config` takes the first, `ray up` and KubeRay the second.
 VERSIONS = {
@@ -39,18 +39,18 @@ import sys
 import ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 for _ in sys.stdin:
-    found = [node["Alive"] for node in ray.nodes()]
-    print("nodes", sum(found), len(found) - sum(found), flush=True)
+    alive = [node["Alive"] for node in ray.nodes()]
+    print("nodes", sum(alive), len(alive) - sum(alive), flush=True)
 """
 
 
 class Watch:
-    """Counts the nodes from a process of its own, which is no node's and uses nothing of them."""
+    """Counts the nodes from a process of its own, which uses none of their resources."""
 
     def __init__(
         self, address: str, environment: Mapping[str, str], inside: Sequence[str] = ()
     ) -> None:
-        """`inside`: the words that run a command where the cluster is reached."""
+        """`inside`: the command that runs another one where the cluster is reachable."""
         self._process = subprocess.Popen(
             [*inside, sys.executable, "-c", WATCH, address],
             cwd=ROOT,
@@ -63,22 +63,22 @@ class Watch:
         self.dead = 0
 
     def count(self) -> int:
-        """Of those that live; of those that died, in `dead`."""
+        """The number of living nodes; that of dead ones is in `dead` then."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         words: list[str] = []
         while words[:1] != ["nodes"]:  # Ray itself prints when a node dies
             line = self._process.stdout.readline()
-            assert line, "it ended"
+            assert line, "the process ended"
             words = line.split()
-        found, self.dead = map(int, words[1:])
-        if self.seen[-1:] != [found]:
-            self.seen.append(found)
-        return found
+        alive, self.dead = map(int, words[1:])
+        if self.seen[-1:] != [alive]:
+            self.seen.append(alive)
+        return alive
 
     def until(self, count: int, seconds: float) -> bool:
-        """Whether there are so many in time."""
+        """Whether so many nodes live in time."""
         return eventually(lambda: self.count() == count, seconds)
 
     def end(self) -> None:
@@ -88,14 +88,14 @@ class Watch:
 
 @contextmanager
 def autoscaling_cluster(
-    version: str, *, head: dict[str, int], worker: dict[str, int], most: int
+    version: str, *, head: dict[str, int], worker: dict[str, int], max_nodes: int
 ) -> Iterator[tuple[Nodes, Watch]]:
-    """A head that starts nodes like `worker`, up to `most`, and ends those that idle for 6 s."""
+    """A head that starts up to `max_nodes` nodes like `worker` and ends those that idle for 6 s."""
     with nodes() as cluster:
         cluster.environment |= ENVIRONMENT | VERSIONS[version]
         # Its metrics have a fixed port otherwise, which another cluster may hold.
         cluster.environment["AUTOSCALER_METRIC_PORT"] = str(free_port())
-        _start(cluster, _configuration(head, worker, most), head)
+        _start(cluster, _configuration(head, worker, max_nodes), head)
         watch = Watch(cluster.address, cluster.environment)
         try:
             yield cluster, watch
@@ -104,12 +104,12 @@ def autoscaling_cluster(
             cluster.kill(0)  # first the head: its monitor might start a node meanwhile
 
 
-def _configuration(head: dict[str, int], worker: dict[str, int], most: int) -> dict[str, Any]:
+def _configuration(head: dict[str, int], worker: dict[str, int], max_nodes: int) -> dict[str, Any]:
     steps = ("initialization", "setup", "head_setup", "worker_setup")
     starts = ("head_start_ray", "worker_start_ray")
     return {
         "cluster_name": "m3pc",
-        "max_workers": most,
+        "max_workers": max_nodes,
         "idle_timeout_minutes": 0.1,
         "upscaling_speed": 10.0,
         "provider": {
@@ -117,8 +117,8 @@ def _configuration(head: dict[str, int], worker: dict[str, int], most: int) -> d
             # its wheel.
             "type": "external",
             "module": FAKE,
-            # All nodes have this machine's address: without it v1 finds none of them among those
-            # that idle, and none ever ends.
+            # All nodes have this machine's address: without this, v1 recognises no idle node and
+            # ends none.
             "use_node_id_as_ip": True,
             "head_node_id": HEAD,
             "launch_multiple": True,
@@ -131,7 +131,7 @@ def _configuration(head: dict[str, int], worker: dict[str, int], most: int) -> d
                 "resources": worker | {"object_store_memory": 100_000_000},
                 "node_config": {},
                 "min_workers": 0,
-                "max_workers": most,
+                "max_workers": max_nodes,
             },
         },
         "head_node_type": "ray.head.default",

@@ -1,4 +1,4 @@
-"""Coordinators to test, in a file and in a Redis, where time passes when we say so."""
+"""Coordinators to test, in a file and in a Redis: make clients, and lose all records."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +12,14 @@ from tests.support.servers.redis_server import RedisServer
 
 
 class Place(Protocol):
-    """Where clients of one run meet."""
+    """The coordinator of one run, for any number of clients."""
 
     address: str
     generations: Path
 
     def client(
-        self, floor: Callable[[], RecoveredState] = RecoveredState, deadline: float = 5.0
+        self, recover: Callable[[], RecoveredState] = RecoveredState, deadline: float = 5.0
     ) -> Coordinator: ...
-    def wait(self, seconds: float) -> None: ...
     def lose(self) -> None: ...
     def close(self) -> None: ...
 
@@ -33,16 +32,15 @@ class InFile:
         self._clients: list[Coordinator] = []
 
     def client(
-        self, floor: Callable[[], RecoveredState] = RecoveredState, deadline: float = 5.0
+        self, recover: Callable[[], RecoveredState] = RecoveredState, deadline: float = 5.0
     ) -> Coordinator:
         table = SqliteTable(self.path, clock=lambda: self.now)
         self._clients.append(
-            TableCoordinator(table, generations=self.generations, floor=floor, deadline=deadline)
+            TableCoordinator(
+                table, generations=self.generations, recover=recover, deadline=deadline
+            )
         )
         return self._clients[-1]
-
-    def wait(self, seconds: float) -> None:
-        self.now += round(seconds * 1000)
 
     def lose(self) -> None:
         for path in self.path.parent.glob(f"{self.path.name}*"):
@@ -60,14 +58,14 @@ class InRedis:
         self._clients: list[Coordinator] = []
 
     def client(
-        self, floor: Callable[[], RecoveredState] = RecoveredState, deadline: float = 5.0
+        self, recover: Callable[[], RecoveredState] = RecoveredState, deadline: float = 5.0
     ) -> Coordinator:
         self._clients.append(
             connect(
                 self.address,
                 run=self.run,
                 generations=self.generations,
-                floor=floor,
+                recover=recover,
                 deadline=deadline,
             )
         )
@@ -79,12 +77,6 @@ class InRedis:
 
     def key(self, name: str) -> str:
         return f"{self.prefix}:{name}"
-
-    def wait(self, seconds: float) -> None:
-        """Put the run's clock forward, as if the server's had been set back and corrected."""
-        with self.server.admin() as admin:
-            last, ahead = (int(part) for part in admin.get(self.key("clock")).split())
-            admin.set(self.key("clock"), f"{last} {ahead + round(seconds * 1000)}")
 
     def lose(self) -> None:
         with self.server.admin() as admin:

@@ -1,4 +1,4 @@
-"""A run that has every metric, and a Ray and hosts beside it, without any of them."""
+"""Metrics like those of a run, of Ray and of a host, without any of them."""
 
 import math
 import random
@@ -12,9 +12,9 @@ from m3pc.telemetry import catalogue
 from m3pc.telemetry.exporter import Exporter
 from m3pc.telemetry.recorder import Metric
 
-DECLARED = [each for each in vars(catalogue).values() if isinstance(each, Metric)]
+DECLARED = [value for value in vars(catalogue).values() if isinstance(value, Metric)]
 INFO = {"version": "0.0.0", "ray": "2.60.0", "auth": "token"}
-# Bounds of gauges whose values should look like those of a run.
+# Bounds of gauges whose values have to look like those of a run.
 RANGES = {
     "m3pc_run_part_parked": (0, 0),
     "m3pc_replay_disk_free_bytes": (8e10, 8e10),
@@ -29,7 +29,7 @@ RANGES = {
 STILL = ("faults", "failures", "rejected", "restarts", "scaled", "dropped", "nonfinite", "rollback",
          "passed_over", "torn", "out_of_memory")  # fmt: skip
 BAD = ("fenced", "rejected", "late", "bad", "failed")
-# As Ray 2.60 tells them, without the labels that nothing here looks at.
+# As Ray 2.60 exposes them, without the labels that no dashboard uses.
 RAY = """\
 ray_node_cpu_utilization{ip="127.0.0.2"} 41.5
 ray_node_mem_used{ip="127.0.0.2"} 3.1e9
@@ -58,15 +58,15 @@ node_network_transmit_bytes_total{device="eth0"} 54321
 
 
 class PretendRun:
-    """Every metric with every label; each `live` is a second of it."""
+    """Every metric with every label; each `advance` is a second of the run."""
 
     def __init__(self, *, slots: int = 4, seed: int = 0) -> None:
         self._random, self._slots, self.seconds = random.Random(seed), slots, 0
         self._totals: dict[str, dict[str, list[float]]] = {}
         self.quarantined = 0
-        self.live()
+        self.advance()
 
-    def live(self) -> dict[str, dict[str, list[float]]]:
+    def advance(self) -> dict[str, dict[str, list[float]]]:
         self.seconds += 1
         for metric in DECLARED:
             labels = metric.values or (map(str, range(self._slots)) if metric.label else ("",))
@@ -80,16 +80,16 @@ class PretendRun:
             still = any(word in metric.name for word in STILL) or label in BAD
             return [(before or [0.0])[0] + (0 if still else self._random.uniform(0, 0.3))]
         if metric.kind == "histogram":
-            found = list(before or [0.0] * (len(metric.buckets) + 2))
+            counts = list(before or [0.0] * (len(metric.buckets) + 2))
             for _ in range(5):
-                at = self._random.choice(metric.buckets[: len(metric.buckets) // 2])
-                found[metric.buckets.index(at)] += 1
-                found[-1] += at
-            return found
+                value = self._random.choice(metric.buckets[: len(metric.buckets) // 2])
+                counts[metric.buckets.index(value)] += 1
+                counts[-1] += value
+            return counts
         return [self._gauge(metric, label, (before or [math.nan])[0])]
 
     def _gauge(self, metric: Metric, label: str, before: float) -> float:
-        known = {
+        fixed = {
             "m3pc_replay_segments": self.quarantined if label == "quarantined" else 3,
             "m3pc_run_phase": label == "collecting",
             "m3pc_run_steps_goal": 50_000,
@@ -98,8 +98,8 @@ class PretendRun:
             "m3pc_run_part_wanted": 4 if label == "actor" else 1,
             "m3pc_actor_up": label != "2" or self.seconds % 60 < 45,
         }
-        if metric.name in known:
-            return float(known[metric.name])
+        if metric.name in fixed:
+            return float(fixed[metric.name])
         if "timestamp" in metric.name:
             return time.time() - self.seconds % 40
         low, high = RANGES.get(metric.name, (70.0, 100.0))
@@ -109,16 +109,16 @@ class PretendRun:
 
 @contextmanager
 def pretended(run: PretendRun) -> Iterator[dict[str, dict[str, str]]]:
-    """The run's exporter, a Ray node's and a host's, and the labels of each address."""
+    """Serve the metrics of the run, of a Ray node and of a host; the labels of each address."""
     end = threading.Event()
     with Exporter(port=0, info=INFO) as exporter, served(RAY) as ray, served(NODE) as node:
 
-        def tell() -> None:
+        def update() -> None:
             while not end.wait(1.0):
-                exporter.update(run.live())
+                exporter.update(run.advance())
 
-        exporter.update(run.live())
-        thread = threading.Thread(target=tell)
+        exporter.update(run.advance())
+        thread = threading.Thread(target=update)
         thread.start()
         try:
             yield {
@@ -133,7 +133,7 @@ def pretended(run: PretendRun) -> Iterator[dict[str, dict[str, str]]]:
 
 @contextmanager
 def served(text: str) -> Iterator[str]:
-    """The same text to whoever asks."""
+    """An HTTP server that gives the same text to every request; its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

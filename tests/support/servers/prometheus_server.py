@@ -1,4 +1,4 @@
-"""A real Prometheus on a free loopback port, with the shipped rules and scrapes every second."""
+"""A real Prometheus on a free loopback port, with the shipped rules, scraping every second."""
 
 import os
 import shutil
@@ -16,14 +16,14 @@ import pytest
 import yaml
 
 from tests.support.servers.redis_server import free_port
+from tests.support.servers.shipped_monitoring import MONITORING
 
-MONITORING = Path(__file__).resolve().parents[3] / "monitoring"
 READY_SECONDS = 60.0
 MISSING = "no {} on this machine; Debian has it: apt-get install prometheus"
 
 
 def promtool(*arguments: str | Path, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
-    """Skips where it is not installed."""
+    """Skip the test where it is not installed."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip(MISSING.format("promtool"))
@@ -39,7 +39,7 @@ def promtool(*arguments: str | Path, cwd: Path | None = None) -> "subprocess.Com
 
 @contextmanager
 def prometheus(folder: Path, targets: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
-    """Its address. `targets` are the labels of each address to scrape, `job` among them."""
+    """Its URL. `targets` are the addresses to scrape with their labels, `job` among them."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip(MISSING.format("prometheus"))
@@ -65,24 +65,25 @@ def prometheus(folder: Path, targets: Mapping[str, Mapping[str, str]]) -> Iterat
 
 
 def _quick(url: str, targets: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """The shipped configuration as it is, but for intervals, and where it finds what."""
-    found: dict[str, Any] = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
-    found["global"] |= {
+    """The shipped configuration with other intervals and targets."""
+    config: dict[str, Any] = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    config["global"] |= {
         "scrape_interval": "1s",
         "scrape_timeout": "1s",
         "evaluation_interval": "1s",
     }
-    found["rule_files"] = [str(MONITORING / pattern) for pattern in found["rule_files"]]
-    for job in found["scrape_configs"]:
-        for own in ("scrape_interval", "scrape_timeout", "file_sd_configs"):
-            job.pop(own, None)
-        places = {place: own for place, own in targets.items() if own["job"] == job["job_name"]}
-        if job["job_name"] == "prometheus":
-            places = {url.removeprefix("http://"): {"job": "prometheus"}}
+    config["rule_files"] = [str(MONITORING / pattern) for pattern in config["rule_files"]]
+    for job in config["scrape_configs"]:
+        for key in ("scrape_interval", "scrape_timeout", "file_sd_configs"):
+            job.pop(key, None)
+        name = job["job_name"]
+        addresses = {address: own for address, own in targets.items() if own["job"] == name}
+        if name == "prometheus":
+            addresses = {url.removeprefix("http://"): {"job": "prometheus"}}
         job["static_configs"] = [
-            {"targets": [place], "labels": dict(labels)} for place, labels in places.items()
+            {"targets": [address], "labels": dict(labels)} for address, labels in addresses.items()
         ]
-    return found
+    return config
 
 
 def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:

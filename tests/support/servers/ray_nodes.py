@@ -1,5 +1,5 @@
-"""Several Ray nodes on this machine, as `ray start` or `m3pc node` make them, on loopback alone; no
-process of this one joins."""
+"""Several Ray nodes on this machine, on loopback alone, by `ray start` or `m3pc node`. The process
+of the tests is no node."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from m3pc.ray_nodes.connection import LOOPBACK, LOOPBACK_ONLY, SETTINGS
 from m3pc.ray_nodes.ports import CLIENTS, NodePorts, node_ports
-from m3pc.ray_nodes.processes import descendants, marked, name, send
+from m3pc.ray_nodes.processes import descendants, find_by_variable, program_name, send_signal
 from m3pc.types import InputError
 from tests.support.episodes.shared_data import ROOT
 from tests.support.runs.online_job import alive
@@ -30,13 +30,13 @@ PORT_BLOCKS = range(24000, 32000, 1000)
 
 @dataclass(slots=True, kw_only=True)
 class Nodes:
-    folder: Path  # with a short name
+    folder: Path  # with a short name, because of Ray's sockets
     environment: dict[str, str]
     address: str = ""
     pids: list[list[int]] = field(default_factory=list)  # of each node's processes
 
     def start(self, *, cpus: int, gpus: int = 0, more: Sequence[str] = ()) -> None:
-        """The first is the head."""
+        """Start a node; the first is the head."""
         number, port = len(self.pids), free_port()
         head = ["--head", f"--port={port}", "--include-dashboard=false"]
         where = [f"--address={self.address}"] if number else [*head, f"--temp-dir={self._ray}"]
@@ -62,16 +62,16 @@ class Nodes:
         return self.folder / "r"
 
     def kill(self, number: int) -> None:
-        """All at once, workers included: a machine that loses its power."""
+        """Kill all processes of a node at once, like a power failure."""
         _kill(set(self.pids[number]))
 
     def end(self) -> None:
         _kill(self._processes())
 
     def _processes(self) -> set[int]:
-        """Those that were started in this environment: its folder is in all of them, but for
-        those that wrote their titles over it; they are children of one."""
-        return marked("M3PC_NODES", str(self.folder))
+        """All processes of the nodes. The folder is in the environment of each, except where a
+        process title overwrote it; those are children of one that has it."""
+        return find_by_variable("M3PC_NODES", str(self.folder))
 
 
 @contextmanager
@@ -82,16 +82,16 @@ def nodes() -> Iterator[Nodes]:
     token.write_text(secrets.token_hex(32))
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "M3PC_NODES": str(folder)}
     own |= {"PYTHONPATH": str(ROOT), **LOOPBACK_ONLY}
-    found = Nodes(folder=folder, environment={**os.environ, **SETTINGS, **own})
+    cluster = Nodes(folder=folder, environment={**os.environ, **SETTINGS, **own})
     try:
-        yield found
+        yield cluster
     finally:
-        found.end()
+        cluster.end()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class NodeCommand:
-    """`m3pc node ...`, with the words and variables that are given."""
+    """A process of `m3pc node`, with options and environment variables."""
 
     def __init__(self, folder: Path, *words: str, **environment: str) -> None:
         self.folder, self._log = folder, folder.with_name(f"{folder.name}.log")
@@ -110,7 +110,7 @@ class NodeCommand:
         return self._log.read_text()
 
     def until_up(self, times: int = 1) -> None:
-        """Until it told so often that it is up."""
+        """Wait until the node has started so often."""
         self.until(lambda: self.output.count("event=node-up") >= times)
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -124,13 +124,13 @@ class NodeCommand:
         return descendants([self.process.pid])
 
     def pid(self, program: str) -> int:
-        """Of the one process of the node with that name; 0 while there is none."""
-        found = [pid for pid in self.pids if name(pid) == program]
-        assert len(found) <= 1
-        return found[0] if found else 0
+        """Of the only process of the node with that name; 0 while there is none."""
+        pids = [pid for pid in self.pids if program_name(pid) == program]
+        assert len(pids) <= 1
+        return pids[0] if pids else 0
 
     def stop(self) -> int:
-        """Its exit code, when all of it has ended."""
+        """Stop the node; its exit code when all of its processes have ended."""
         pids = self.pids
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(60)
@@ -147,18 +147,18 @@ class NodeCommand:
 
 @contextmanager
 def node_command(*words: str, **environment: str) -> Iterator[NodeCommand]:
-    """In a folder of its own."""
+    """Run it in a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="m3-", dir="/tmp"))
-    found = NodeCommand(folder, *words, **environment)
+    command = NodeCommand(folder, *words, **environment)
     try:
-        yield found
+        yield command
     finally:
-        found.end()
+        command.end()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def refused_node(words: str, *arguments: str, **environment: str) -> str:
-    """What `m3pc node` says on its way out, with these words in it. One that starts is stopped."""
+    """The error of an `m3pc node` that refuses to start; `words` have to be in it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "m3pc", "node", *arguments],
         cwd=ROOT,
@@ -180,14 +180,14 @@ def refused_node(words: str, *arguments: str, **environment: str) -> str:
 
 
 def bare_environment() -> dict[str, str]:
-    """Ours, without what tests before this one, or the user, told Ray."""
-    told = ("RAY_", "M3PC_RAY")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(told)}
+    """This process's environment without settings of Ray, by the user or by earlier tests."""
+    prefixes = ("RAY_", "M3PC_RAY")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
     return {**kept, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def free_ports(*taken: NodePorts) -> tuple[str, NodePorts]:
-    """The word for `m3pc node` by which its ports are others than those of any node here."""
+    """An option of `m3pc node` by which no port is taken, and those ports."""
     for first in PORT_BLOCKS:
         ports = node_ports(first)
         if first not in CLIENTS and ports not in taken:
@@ -200,18 +200,19 @@ def free_ports(*taken: NodePorts) -> tuple[str, NodePorts]:
 
 
 def listeners(pids: set[int]) -> dict[int, set[str]]:
-    """Ports on which these processes listen, with the addresses."""
-    shown = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
-    found: dict[int, set[str]] = {}
-    for line in shown.splitlines():
+    """The addresses on which these processes listen, by port."""
+    output = subprocess.run(["ss", "-ltnpH"], capture_output=True, text=True, check=True).stdout
+    addresses: dict[int, set[str]] = {}
+    for line in output.splitlines():
         host, _, port = line.split()[3].rpartition(":")
         if {int(pid) for pid in re.findall(r"pid=(\d+)", line)} & pids:
-            found.setdefault(int(port), set()).add(host.strip("[]").removeprefix("::ffff:"))
-    return found
+            address = host.strip("[]").removeprefix("::ffff:")
+            addresses.setdefault(int(port), set()).add(address)
+    return addresses
 
 
 def _kill(pids: set[int]) -> None:
-    """With all that they started."""
+    """With their descendants."""
     pids = pids | descendants(pids)
-    send(pids, signal.SIGKILL)
+    send_signal(pids, signal.SIGKILL)
     assert eventually(lambda: not any(map(alive, pids)))

@@ -1,4 +1,4 @@
-"""A real Redis server on a free loopback port, whose user may do what we need and no more."""
+"""A real Redis server on a free loopback port, whose user has the rights that we need, no more."""
 
 import os
 import shutil
@@ -71,7 +71,7 @@ class RedisServer:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """It keeps its connections and answers nobody."""
+        """It keeps its connections and does not answer."""
         os.kill(self._process.pid, signal.SIGSTOP)
         try:
             yield

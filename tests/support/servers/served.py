@@ -1,4 +1,4 @@
-"""A server of a tiny model: inside of this process, or as the command that users start."""
+"""A server of a tiny model: in this process, or as the command that users start."""
 
 import os
 import signal
@@ -7,12 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from starlette.testclient import TestClient
 
 from m3pc.config.schema import Config
@@ -24,7 +26,8 @@ from m3pc.serving.app import application
 from m3pc.serving.recording import EpisodeRecording
 from m3pc.serving.service_spec import ServiceSpec
 from m3pc.serving.session_service import SessionService
-from m3pc.types import Version
+from m3pc.serving.sessions import StepAnswer
+from m3pc.types import Decision, Floats, Version
 from planner.policy import Policy
 from planner.server.service import PlannerService
 from tests.support.models.small_weights import tiny_config, tiny_weights
@@ -34,7 +37,7 @@ ENV = "Pendulum-v1"
 TOKEN = "secret-of-the-test"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 PATIENCE = 120.0  # seconds; the machine may be busy
-LONG_MS = 60_000.0  # a deadline that nothing misses
+LONG_MS = 60_000.0  # a deadline that is never missed
 
 
 def config(**changes: object) -> Config:
@@ -43,19 +46,19 @@ def config(**changes: object) -> Config:
 
 
 def weights(number: int = 7, *, states: int = STATES, settings: Config | None = None) -> Weights:
-    """Other numbers in each version."""
-    made = tiny_weights(settings or config(), seed=number, states=states, actions=ACTIONS, env=ENV)
-    return replace(made, version=Version(epoch=0, number=number).packed)
+    """Each version has other numbers."""
+    tiny = tiny_weights(settings or config(), seed=number, states=states, actions=ACTIONS, env=ENV)
+    return replace(tiny, version=Version(epoch=0, number=number).packed)
 
 
-def write_checkpoint(path: Path, found: Weights, *, critic_updates: int = 3) -> Path:
+def write_checkpoint(path: Path, trained: Weights, *, critic_updates: int = 3) -> Path:
     progress = {"model_updates": 7, "critic_updates": critic_updates}
-    checkpoint.write(path, found, {}, progress, replace=path.exists())
+    checkpoint.write(path, trained, {}, progress, replace=path.exists())
     return path
 
 
 class Clock:
-    """That a test moves."""
+    """Advanced by the test."""
 
     def __init__(self) -> None:
         self.now = time.monotonic()
@@ -64,32 +67,39 @@ class Clock:
         return self.now
 
 
-class Inside:
-    """The application without sockets. Requests have a token unless they say otherwise."""
+class InProcessServer:
+    """The application without sockets. Requests carry the token unless they say otherwise."""
 
     def __init__(
         self,
         *,
         record: Path | None = None,
+        open_recording: Callable[[Path, Weights], EpisodeRecording] = EpisodeRecording,
+        planner_class: type[PlannerService] = PlannerService,
         source: Path | None = None,
         clock: Any = time.monotonic,
         token: str | None = TOKEN,
         metrics_token: str | None = None,
-        paced: bool = False,
+        deadline_aware: bool = False,
         settings: Config | None = None,
-        **house: Any,
+        service_options: Mapping[str, Any] = MappingProxyType({}),
+        **spec: Any,
     ) -> None:
-        found = weights(settings=settings)
-        given = {"critic": True, "deadline": LONG_MS / 1000, "most": 4, "idle": 60.0}
-        self.house = ServiceSpec.of(Policy(found), **given | house)
-        self.recording = EpisodeRecording(record, found) if record else None
-        self.service = PlannerService(found, paced=paced, clock=clock)
-        self.robots = SessionService(
-            self.service, self.house, recording=self.recording, source=source, clock=clock
+        """`spec`: fields of the ServiceSpec; `service_options`: of the SessionService."""
+        served = weights(settings=settings)
+        defaults = {"critic_trained": True, "deadline": LONG_MS / 1000}
+        defaults |= {"max_sessions": 4, "idle_seconds": 60.0}
+        self.recording = open_recording(record, served) if record else None
+        self.planner = planner_class(served, deadline_aware=deadline_aware, clock=clock)
+        self.service = SessionService(
+            self.planner,
+            ServiceSpec.from_policy(Policy(served), **defaults | spec),
+            recording=self.recording,
+            source=source,
+            clock=clock,
+            **service_options,
         )
-        self.app = application(
-            self.robots, self.house, info={}, token=token, metrics_token=metrics_token
-        )
+        self.app = application(self.service, info={}, token=token, metrics_token=metrics_token)
         self.client = TestClient(self.app, "http://127.0.0.1", headers=HEADERS)
         self.client.__enter__()  # one event loop for all requests
 
@@ -116,30 +126,34 @@ class Inside:
 
     def walk(self, session: str, steps: int) -> list[Any]:
         """The first steps, each of which brings its number as a reward."""
-        found = [self.act(session, k, k - 1.0 if k else None) for k in range(steps)]
-        assert [each.status_code for each in found] == [200] * steps, found[-1].text
-        return [each.json() for each in found]
+        answers = [self.act(session, k, k - 1.0 if k else None) for k in range(steps)]
+        assert [answer.status_code for answer in answers] == [200] * steps, answers[-1].text
+        return [answer.json() for answer in answers]
 
     def close(self) -> None:
         """As a server that stops."""
-        self.run(self.robots.close)
+        self.stop()
         self.client.__exit__()
-        self.service.close()
-        if self.recording is not None:
-            self.recording.close()
+        self.planner.close()
+
+    def stop(self) -> int:
+        """End all sessions and close the store; the number of episodes that were lost."""
+        self.run(self.service.close)
+        recording, self.recording = self.recording, None
+        return 0 if recording is None else recording.close()
 
 
 @contextmanager
-def inside(**options: Any) -> Iterator[Inside]:
-    found = Inside(**options)
+def in_process(**options: Any) -> Iterator[InProcessServer]:
+    server = InProcessServer(**options)
     try:
-        yield found
+        yield server
     finally:
-        found.close()
+        server.close()
 
 
-class Outside:
-    """The command, in a process of its own."""
+class ServerProcess:
+    """The command in a process of its own."""
 
     def __init__(self, path: Path, token: Path | None, *options: str | Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -148,19 +162,19 @@ class Outside:
         entry = ["--token-file", str(token)] if token else ["--insecure-without-token"]
         command = [sys.executable, "-P", "-m", "m3pc", "serve", str(path), *entry]
         command += ["--port", str(self.port), *map(str, options)]
-        # A pipe that nobody reads would fill up.
+        # Not a pipe, which would fill up unread.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 closed when it has stopped
         self.process = subprocess.Popen(
             command, env=os.environ | {"PYTHONPATH": python_path()}, stderr=self._log
         )
-        self._told = b""
+        self._final_log = b""
         self._planners: list[Planner] = []
 
     @property
     def errors(self) -> bytes:
-        """What it logged so far; all of it once it has stopped."""
+        """Its log so far; the complete log once it has stopped."""
         if self._log.closed:
-            return self._told
+            return self._final_log
         return os.pread(self._log.fileno(), 1 << 24, 0)
 
     @property
@@ -169,9 +183,9 @@ class Outside:
 
     def planner(self, **options: Any) -> Planner:
         """Closed with the server."""
-        made = Planner(self.address, self.token, timeout=PATIENCE, **options)
-        self._planners.append(made)
-        return made
+        planner = Planner(self.address, self.token, timeout=PATIENCE, **options)
+        self._planners.append(planner)
+        return planner
 
     def wait_until_ready(self) -> None:
         until = time.monotonic() + PATIENCE
@@ -190,27 +204,46 @@ class Outside:
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(PATIENCE)
-        self._told = self.errors
+        self._final_log = self.errors
         self._log.close()
         return code
 
 
 @contextmanager
-def outside(path: Path, token: Path | None, *options: str | Path) -> Iterator[Outside]:
-    found = Outside(path, token, *options)
+def as_process(path: Path, token: Path | None, *options: str | Path) -> Iterator[ServerProcess]:
+    server = ServerProcess(path, token, *options)
     try:
-        found.wait_until_ready()
-        yield found
+        server.wait_until_ready()
+        yield server
     finally:
-        found.stop()
+        server.stop()
 
 
 def problem(response: Any, status: int) -> dict[str, Any]:
-    """What went wrong, in the one shape that it has."""
+    """The problem document of a response."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
-    told: dict[str, Any] = response.json()
-    assert set(told) == {"title", "status", "detail", "where", "expected_step"}
-    assert told["status"] == status
-    assert "Traceback" not in told["detail"]
-    return told
+    document: dict[str, Any] = response.json()
+    assert set(document) == {"title", "status", "detail", "where", "expected_step"}
+    assert document["status"] == status
+    assert "Traceback" not in document["detail"]
+    return document
+
+
+def step_answer(step: int, *, version: int = 7, utility: float = 0.5) -> StepAnswer:
+    """An answer with the action step / 10 and the target return 100 + step."""
+
+    def row(value: float) -> Floats:
+        return np.asarray([value], np.float32)
+
+    decision = Decision(
+        actions=np.asarray([[step / 10]], np.float32),
+        target_returns=row(100.0 + step),
+        utilities=row(utility),
+        effective_candidates=row(2.0),
+        utility_std=row(1.0),
+        version=version,
+    )
+    return StepAnswer(
+        decision=decision, candidates=8, hurried=False, seconds=0.01, deadline=0.05, late=False
+    )

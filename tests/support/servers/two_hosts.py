@@ -1,9 +1,9 @@
-"""Two hosts on this machine, and the cable between them: a Ray cluster that can be cut in two.
+"""Two hosts on this machine and the link between them: a Ray cluster that can be partitioned.
 
     head ── switch ── worker
 
-Three network namespaces with names of their own; the switch is a bridge. Its port to the worker
-can be taken down: the head sees nothing but silence. Both hosts see the same files.
+Three network namespaces; the switch is a bridge. While its port to the worker is down, the head
+sees nothing but silence. Both hosts see the same files.
 """
 
 import os
@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from m3pc.ray_nodes.connection import LOOPBACK_ONLY
-from m3pc.ray_nodes.processes import name
+from m3pc.ray_nodes.processes import program_name
 from tests.support.episodes.shared_data import ROOT
 from tests.support.runs.online_job import ONE_THREAD, Job
 from tests.support.servers.autoscaling_cluster import Watch
@@ -29,12 +29,12 @@ from tests.support.servers.redis_server import COMMANDS, MISSING, PASSWORD, USER
 from tests.support.servers.waiting import eventually
 
 ADDRESSES = {"head": "10.77.0.1", "worker": "10.77.0.2"}
-RAY_PORT, REDIS_PORT = 6379, 6390  # in namespaces of their own nobody else has them
+RAY_PORT, REDIS_PORT = 6379, 6390  # always free in a namespace of their own
 SWITCH, BRIDGE, CARD = "switch", "bridge", "eth0"
 
 
 def missing() -> str:
-    """Why there can be no two hosts here; "" if there can."""
+    """Why two hosts are impossible here; "" if they are not."""
     if sys.platform != "linux" or shutil.which("ip") is None:
         return "needs Linux and its `ip` command (Debian: apt-get install iproute2)"
     if os.geteuid() != 0:
@@ -47,18 +47,18 @@ def missing() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    mark: str  # begins the names of its namespaces
+    prefix: str  # of the names of its namespaces
 
     def space(self, host: str) -> str:
-        return f"{self.mark}-{host}"
+        return f"{self.prefix}-{host}"
 
     def inside(self, host: str) -> list[str]:
-        """The words that run a command on a host."""
+        """The command that runs another one on a host."""
         return ["ip", "netns", "exec", self.space(host)]
 
     @contextmanager
     def cut(self) -> Iterator[None]:
-        """Nothing comes through while the block runs."""
+        """No packet passes while the block runs."""
         port = f"-n {self.space(SWITCH)} link set worker"
         _ip(f"{port} down")
         try:
@@ -69,25 +69,25 @@ class Network:
 
 @contextmanager
 def network() -> Iterator[Network]:
-    found = Network(mark=f"m3-{secrets.token_hex(3)}")
-    switch = found.space(SWITCH)
+    net = Network(prefix=f"m3-{secrets.token_hex(3)}")
+    switch = net.space(SWITCH)
     try:
         for host in (SWITCH, *ADDRESSES):
-            _ip(f"netns add {found.space(host)}")
+            _ip(f"netns add {net.space(host)}")
         _ip(f"-n {switch} link add {BRIDGE} type bridge")
         _ip(f"-n {switch} link set {BRIDGE} up")
         for host, address in ADDRESSES.items():
-            own = found.space(host)
+            own = net.space(host)
             _ip(f"-n {switch} link add {host} type veth peer name {CARD} netns {own}")
             _ip(f"-n {switch} link set {host} master {BRIDGE} up")
             _ip(f"-n {own} address add {address}/24 dev {CARD}")
             for device in ("lo", CARD):
                 _ip(f"-n {own} link set {device} up")
-        yield found
+        yield net
     finally:
         for host in (*ADDRESSES, SWITCH):  # with them go their cards and cables
             with suppress(subprocess.CalledProcessError):
-                _ip(f"netns del {found.space(host)}")
+                _ip(f"netns del {net.space(host)}")
 
 
 def _ip(words: str) -> None:
@@ -95,14 +95,14 @@ def _ip(words: str) -> None:
 
 
 class TwoHosts:
-    """A Ray cluster of both, with a Redis on the head; processes are those of `nodes`."""
+    """A Ray cluster of both hosts, with a Redis on the head; its processes are those of `nodes`."""
 
     address = f"{ADDRESSES['head']}:{RAY_PORT}"
     redis = f"redis://{USER}:{PASSWORD}@{ADDRESSES['head']}:{REDIS_PORT}/0"
 
     def __init__(self, network: Network, nodes: Nodes, settings: dict[str, str]) -> None:
         self.network, self._nodes = network, nodes
-        # The hosts have addresses, and Ray is to know them.
+        # The hosts have addresses of their own, which Ray has to use.
         of_hosts = {k: v for k, v in nodes.environment.items() if k not in LOOPBACK_ONLY}
         self.environment = of_hosts | settings
         self.cut = network.cut
@@ -110,7 +110,7 @@ class TwoHosts:
         self._start_redis()
 
     def start(self, host: str, *, cpus: int, roles: Sequence[str]) -> None:
-        """As its users do; the command starts the node again whenever that is lost."""
+        """Start a node by the command, which restarts the node whenever it is lost."""
         folder = self._nodes.folder / host[0]
         if host == "head":
             where = ["head", "--ip", ADDRESSES[host]]
@@ -127,7 +127,7 @@ class TwoHosts:
         assert eventually(lambda: up in self.printed(host), START_SECONDS), self.printed(host)
 
     def printed(self, host: str) -> str:
-        """By what was started on it."""
+        """The output of the processes of a host."""
         return (self._nodes.folder / f"{host}.log").read_text(errors="replace")
 
     def _start_redis(self) -> None:
@@ -162,35 +162,35 @@ class TwoHosts:
             )
 
     def end(self) -> None:
-        """Those that might start others; the rest ends with `nodes`."""
+        """End the processes that might start others; the rest ends with `nodes`."""
         for process in self._started:
             process.kill()
             process.wait()
 
     def logged(self, event: str) -> int:
-        """How often rollout processes, wherever they were, wrote it into their logs."""
+        """How often rollout processes of both hosts logged an event."""
         logs = self._nodes.folder.glob("*/r/session_2*/logs/worker-*.err")
         return sum(path.read_text(errors="replace").count(f"event={event} ") for path in logs)
 
     @contextmanager
     def watch(self) -> Iterator[Watch]:
         """Counts the nodes."""
-        found = Watch(self.address, self.environment, self.network.inside("head"))
+        watch = Watch(self.address, self.environment, self.network.inside("head"))
         try:
-            yield found
+            yield watch
         finally:
-            found.end()
+            watch.end()
 
     @contextmanager
     def stopped(self, host: str, program: str) -> Iterator[None]:
-        """A program on a host keeps its memory and does nothing."""
+        """A program on a host is stopped (SIGSTOP) while the block runs."""
         named = subprocess.run(
             ["ip", "netns", "pids", self.network.space(host)],
             capture_output=True,
             text=True,
             check=True,
         )
-        pids = [int(pid) for pid in named.stdout.split() if name(int(pid)) == program]
+        pids = [int(pid) for pid in named.stdout.split() if program_name(int(pid)) == program]
         assert pids, named.stdout
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -204,9 +204,9 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts(**settings: str) -> Iterator[TwoHosts]:
-    """With settings of Ray, if given; those of m3pc otherwise."""
-    with network() as found, nodes() as processes:
-        hosts = TwoHosts(found, processes, settings)
+    """`settings` are environment variables of Ray that replace those of m3pc."""
+    with network() as net, nodes() as processes:
+        hosts = TwoHosts(net, processes, settings)
         try:
             yield hosts
         finally:
@@ -234,8 +234,8 @@ class HeadJob(Job):
 
 @contextmanager
 def head_job(run: Path, hosts: TwoHosts) -> Iterator[HeadJob]:
-    found = HeadJob(run, hosts)
+    work = HeadJob(run, hosts)
     try:
-        yield found
+        yield work
     finally:
-        found.end()
+        work.end()

@@ -1,13 +1,13 @@
-"""Waits that end."""
+"""Waiting for a condition, with a deadline."""
 
 import time
 from collections.abc import Callable
 
-PATIENCE = 30.0  # seconds; what is waited for here takes far less
+PATIENCE = 30.0  # seconds; far more than any condition needs
 
 
 def eventually(condition: Callable[[], object], patience: float = PATIENCE) -> bool:
-    """Whether it came true in time."""
+    """Whether the condition became true in time."""
     until = time.monotonic() + patience
     while not condition():
         if time.monotonic() > until:

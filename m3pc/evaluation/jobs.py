@@ -1,32 +1,34 @@
-"""A checkpoint's planners, played in an environment."""
+"""Evaluations of checkpoints: which planners of which weights play, and where (`m3pc evaluate`).
+
+`m3pc.evaluation.episodes` plays the episodes of a job and computes their statistics.
+"""
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from m3pc.config.schema import BACKWARD, MODES
-from m3pc.core.env_ids import parted, refuse_strangers
-from m3pc.core.history import subgoals
+from m3pc.core.env_ids import refuse_foreign_code, split_env_name
+from m3pc.core.history import block_subgoals
 from m3pc.core.manipulation_tasks import TASKS
+from m3pc.core.progress import OnProgress
 from m3pc.envs import engine, make
-from m3pc.evaluation.agent import policy
+from m3pc.evaluation.agent import configured_policy
 from m3pc.evaluation.episodes import Evaluation, evaluate
 from m3pc.evaluation.video import record_video
 from m3pc.goals.files import read_table
 from m3pc.goals.registry import rows_per_subgoal
 from m3pc.model import checkpoint
-from m3pc.model.checkpoint import Checkpoint
 from m3pc.model.weights import Weights
 from m3pc.types import Floats, InputError
 from planner.policy import Policy
 
-Report = Callable[[Mapping[str, Any]], None]
-SLOTS = 32  # environments that ask together
-HEAVY_SLOTS = 16  # of those that take 80 MB each, and all cores to step
+SLOTS = 32  # environments that are planned for together
+HEAVY_SLOTS = 16  # of manipulation tasks, which take 80 MB each, and all cores to step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
+    """The evaluation of one planner, and what it was of."""
+
     mode: str
     ratio: float
     version: int
@@ -65,9 +69,9 @@ class EvaluationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationJob:
-    """An order that can be played with one planner: everything is there and fits."""
+    """A request for one planner, read and checked, so that it can be played."""
 
-    order: EvaluationRequest
+    request: EvaluationRequest
     env_id: str
     policy: Policy
     waypoints: Floats | None  # [H, S]
@@ -81,26 +85,25 @@ class EvaluationJob:
     def name(self) -> str:
         return self.label or self.mode
 
-    def play(self, report: Report, processes: int = 0) -> EvaluationResult:
+    def play(self, on_progress: OnProgress, processes: int = 0) -> EvaluationResult:
         """`processes` step the environments; 0: as many as there are cores if these are heavy."""
-        slots, processes = together(self.env_id, processes)
-        found = evaluate(
+        slots, processes = slots_and_processes(self.env_id, processes)
+        evaluation = evaluate(
             self.env_id,
             self.policy,
-            episodes=self.order.episodes,
-            seed=self.order.seed,
+            episodes=self.request.episodes,
+            seed=self.request.seed,
             slots=slots,
             processes=processes,
-            window=self.policy.config.model.window,
-            horizon=self.policy.config.planner.horizon,
             waypoints=self.waypoints,
-            on_progress=report,
+            on_progress=on_progress,
         )
-        return self._played(found)
+        return self._result(evaluation)
 
-    def kept(self, folder: Path) -> EvaluationResult | None:
-        """What an earlier evaluation kept in JSON of the very same episodes; None: nothing."""
-        if self.waypoints is not None:  # JSON does not tell which
+    def earlier_result(self, folder: Path) -> EvaluationResult | None:
+        """The result of an earlier evaluation of the very same episodes, if the folder's JSON has
+        one."""
+        if self.waypoints is not None:  # JSON does not say which
             return None
         with closing(make(self.env_id)) as env:
             engine_name = engine(env)
@@ -108,77 +111,71 @@ class EvaluationJob:
             "planner": self.mode,
             "ratio": self.policy.config.conditioning.evaluation_ratio,
             "weights": self.policy.weights.digest,
-            "settings": list(self.order.sets),
+            "settings": list(self.request.sets),
             "env": self.env_id,
             "engine": engine_name,
-            "seed": self.order.seed,
-            "episodes": self.order.episodes,
+            "seed": self.request.seed,
+            "episodes": self.request.episodes,
         }
         for path in sorted(folder.glob("*.json")):
-            for row in _rows(path):
+            for row in _read_rows(path):
                 if all(row.get(name) == value for name, value in expected.items()):
-                    return self._played(Evaluation.from_json(row))
+                    return self._result(Evaluation.from_json(row))
         return None
 
-    def _played(self, found: Evaluation) -> EvaluationResult:
+    def _result(self, evaluation: Evaluation) -> EvaluationResult:
         return EvaluationResult(
             mode=self.mode,
             ratio=self.policy.config.conditioning.evaluation_ratio,
             version=self.policy.weights.version,
             digest=self.policy.weights.digest,
-            settings=self.order.sets,
-            evaluation=found,
+            settings=self.request.sets,
+            evaluation=evaluation,
             label=self.label,
         )
 
     def film(self, path: Path) -> None:
         """The first episode, as an MP4."""
         record_video(
-            self.env_id,
-            self.policy,
-            path,
-            seed=self.order.seed,
-            window=self.policy.config.model.window,
-            horizon=self.policy.config.planner.horizon,
-            waypoints=self.waypoints,
+            self.env_id, self.policy, path, seed=self.request.seed, waypoints=self.waypoints
         )
 
 
-def together(env_id: str, processes: int = 0) -> tuple[int, int]:
-    """How many environments ask together, and how many processes step them; 0: by their weight."""
-    if parted(env_id)[0] in TASKS:
+def make_jobs(request: EvaluationRequest, names: Sequence[str] = ()) -> list[EvaluationJob]:
+    """A job for each planner named, or for that of the configuration, all of the same weights.
+
+    `q@0.9` is planner q, conditioned on 0.9 times the best return. Everything is read and checked
+    before anything is played.
+    """
+    source = checkpoint.read(request.path)
+    env_id = env_of(request.path, request.env_id, source.weights)
+    ratio = [] if request.ratio is None else [f"conditioning.evaluation_ratio={request.ratio}"]
+    jobs = []
+    for sets in _planner_sets(names):
+        policy = configured_policy(source, [*request.sets, *ratio, *sets])
+        waypoints = _waypoints(request, policy, env_id)
+        jobs.append(
+            EvaluationJob(request=request, env_id=env_id, policy=policy, waypoints=waypoints)
+        )
+    return jobs
+
+
+def slots_and_processes(env_id: str, processes: int = 0) -> tuple[int, int]:
+    """How many environments are planned for together, and how many processes step them; with 0 the
+    number of processes depends on how heavy the environment is."""
+    if split_env_name(env_id)[0] in TASKS:
         return HEAVY_SLOTS, processes or len(os.sched_getaffinity(0))
     return SLOTS, processes or 1
 
 
-def matches(order: EvaluationRequest, names: Sequence[str] = ()) -> list[EvaluationJob]:
-    """A match for each planner named, or for that of the configuration, all of the same weights.
-
-    `q@0.9` is planner q, asked for 0.9 times the best return. Everything is read and checked before
-    anything is played.
-    """
-    found = checkpoint.read(order.path)
-    env_id = environment(order.path, order.env_id, found.weights)
-    return [_match(order, found, env_id, more) for more in _settings(names) or [[]]]
-
-
-def _match(
-    order: EvaluationRequest, found: Checkpoint, env_id: str, more: list[str]
-) -> EvaluationJob:
-    ratio = [] if order.ratio is None else [f"conditioning.evaluation_ratio={order.ratio}"]
-    ready = policy(found, [*order.sets, *ratio, *more])
-    return EvaluationJob(
-        order=order, env_id=env_id, policy=ready, waypoints=_waypoints(order, ready, env_id)
-    )
-
-
-def environment(path: Path, asked: str | None, weights: Weights) -> str:
-    """The id of an environment whose states and actions are those of the weights at `path`."""
-    env_id = asked or weights.env
+def env_of(path: Path, requested: str | None, weights: Weights) -> str:
+    """The environment to play in: the requested one, or that of the weights at `path`. InputError
+    where its states or actions have other sizes than those of the weights."""
+    env_id = requested or weights.env
     if env_id is None:
         raise InputError(f"{path} does not say which environment it is for; give --env")
-    if asked is None:
-        refuse_strangers(env_id, path)
+    if requested is None:
+        refuse_foreign_code(env_id, path)
     with closing(make(env_id)) as env:
         sizes = [space.shape for space in (env.observation_space, env.action_space)]
     expected = [(weights.state_size,), (weights.action_size,)]
@@ -190,41 +187,43 @@ def environment(path: Path, asked: str | None, weights: Weights) -> str:
     return env_id
 
 
-def _waypoints(order: EvaluationRequest, ready: Policy, env_id: str) -> Floats | None:
-    mode, weights = ready.config.planner.mode, ready.weights
+def _waypoints(request: EvaluationRequest, policy: Policy, env_id: str) -> Floats | None:
+    """The table [H, S] that a backward planner follows; None for the other planners."""
+    mode, weights = policy.config.planner.mode, policy.weights
     if mode not in BACKWARD:
         return None
-    if order.waypoints is None:
+    if request.waypoints is None:
         raise InputError(
             f"planner {mode} needs states to reach; give --waypoints FILE, .npy or .csv"
         )
-    states = read_table(order.waypoints, weights.state_size)
+    states = read_table(request.waypoints, weights.state_size)
     if len(states) < weights.max_episode_steps:
         raise InputError(
-            f"{order.waypoints} has {len(states)} rows; expected one for each of "
+            f"{request.waypoints} has {len(states)} rows; expected one for each of "
             f"{weights.max_episode_steps} steps: repeat the last row to stay there"
         )
-    spacing = rows_per_subgoal(ready.config.goal, env_id)
-    return subgoals(states, order.spacing or spacing)
+    spacing = rows_per_subgoal(policy.config.goal, env_id)
+    return block_subgoals(states, request.spacing or spacing)
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """Of a file of evaluations; none where it is not one."""
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file of evaluations; none where it is not one."""
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+    return [row for row in content if isinstance(row, dict)] if isinstance(content, list) else []
 
 
-def _settings(names: Sequence[str]) -> list[list[str]]:
-    """What each planner sets: its mode, and its ratio where one is named with it."""
-    found: dict[str, list[str]] = {}
+def _planner_sets(names: Sequence[str]) -> list[list[str]]:
+    """What each planner sets: its mode, and its ratio where one is named with it. Without names
+    nothing, for the planner of the configuration."""
+    sets: dict[str, list[str]] = {}
     for name in names:
         mode, at, ratio = name.partition("@")
         if mode not in MODES:
             raise InputError(f"planner is {mode!r}; give one of {', '.join(MODES)}")
-        found[name] = [f"planner.mode={mode}"]
+        sets[name] = [f"planner.mode={mode}"]
         if at:
-            found[name].append(f"conditioning.evaluation_ratio={ratio}")
-    return list(found.values())
+            sets[name].append(f"conditioning.evaluation_ratio={ratio}")
+    return list(sets.values()) or [[]]

@@ -1,7 +1,7 @@
-"""A second learner in a process of its own, and what both do.
+"""A second learner in a process of its own, and the tasks that both learners do.
 
-Each line of the standard input is a task: where to meet, what to do, with what. The answer is a
-line of JSON. The tests are the first learner and do the same in their own process.
+Each line of the standard input is a task: rendezvous, name, arguments. The answer is a line of
+JSON. The test is the first learner and does the same in its own process.
 """
 
 import hashlib
@@ -23,14 +23,20 @@ from torch import Tensor
 
 from learner.online import OnlineLearner
 from learner.process_group import ProcessGroup
-from learner.rendezvous import Rendezvous, invite, join
+from learner.rendezvous import Rendezvous, create_rendezvous, join
 from m3pc.config.schema import Config
 from m3pc.model.device import prepare_compute
 from m3pc.online.lead_learner import FollowerLearner
 from m3pc.online.run_folder import open_run
 from m3pc.types import DivergedError, TransitionBatch
 from tests.support.episodes.shared_data import ROOT
-from tests.support.models.small_weights import ACTIONS, STATES, segments, tiny_config, tiny_weights
+from tests.support.models.small_weights import (
+    ACTIONS,
+    STATES,
+    tiny_config,
+    tiny_weights,
+    window_batch,
+)
 
 Numbers = dict[str, float]
 ROWS = 8  # of a batch; with two mask groups and two learners each has two at a time
@@ -38,12 +44,12 @@ READY = "ready"
 POISON = 3  # a row that the second learner works on
 
 
-class Other:
-    """The process, as the tests see it."""
+class FollowerProcess:
+    """The second learner's process, as the tests see it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.children.mate_child"],
+            [sys.executable, "-m", "tests.support.children.follower_child"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -58,15 +64,15 @@ class Other:
         self._process.kill()
         self._process.communicate(timeout=30)
 
-    def told(self, task: str, *, seconds: float = 60.0, **arguments: Any) -> ProcessGroup:
-        """Once it has the task and has joined: this process as the first learner."""
+    def start(self, task: str, *, seconds: float = 60.0, **arguments: Any) -> ProcessGroup:
+        """Give it a task; returns the group, of which this process is the first learner."""
         self._ready = self._ready or self.answer() == READY
-        meeting, table = invite("127.0.0.1", size=2, device="cpu", seconds=seconds)
-        line = {"meeting": asdict(meeting), "task": task, "arguments": arguments}
+        rendezvous, store = create_rendezvous("127.0.0.1", size=2, device="cpu", seconds=seconds)
+        line = {"rendezvous": asdict(rendezvous), "task": task, "arguments": arguments}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(line) + "\n")
         self._process.stdin.flush()
-        return join(meeting, 0, table)
+        return join(rendezvous, 0, store)
 
     def answer(self) -> Any:
         assert self._process.stdout is not None
@@ -74,8 +80,8 @@ class Other:
 
 
 def settings(preset: str, **changes: object) -> Config:
-    """Adam divides by the size of a gradient: without a larger epsilon rounding alone would move
-    what has none, such as the bias of keys."""
+    """Without dropout, and with a larger epsilon: Adam divides by the size of a gradient, so that
+    rounding alone would move a weight whose gradient is 0, such as the bias of keys."""
     plain = {"model__dropout": 0.0, "online__batch": ROWS, "optimiser__epsilon": 1e-4}
     return tiny_config(preset, **(plain | changes))
 
@@ -97,7 +103,7 @@ def transitions(seed: int) -> TransitionBatch[NDArray[Any]]:
 
 
 def digest(learner: OnlineLearner) -> str:
-    """Of every bit that learning changes."""
+    """SHA-256 of everything that learning changes."""
     sha = hashlib.sha256()
     for name, tensor in sorted(everything(learner).items()):
         sha.update(name.encode() + tensor.detach().numpy().tobytes())
@@ -118,78 +124,79 @@ def learner(group: ProcessGroup, preset: str = "small", **changes: object) -> On
     return OnlineLearner(tiny_weights(config), {}, config, group)
 
 
-# What both do
+# Tasks
 
 
 def updates(group: ProcessGroup, count: int, **changes: Any) -> tuple[list[Numbers], str]:
-    """Losses of each update, and all bits after the last."""
-    found = learner(group, **changes)
-    return [update(found, number) for number in range(count)], digest(found)
+    """Losses of each update, and the digest after the last."""
+    shared = learner(group, **changes)
+    return [update(shared, number) for number in range(count)], digest(shared)
 
 
-def update(found: OnlineLearner, number: int) -> Numbers:
+def update(learner: OnlineLearner, number: int) -> Numbers:
     batches = [transitions(10 * number + k) for k in range(3)]
-    return found.update(number, segments(ROWS, seed=number), batches)
+    return learner.update(number, window_batch(ROWS, seed=number), batches)
 
 
 def poisoned(group: ProcessGroup, what: str) -> tuple[str, bool]:
-    """An update that goes wrong with the second learner alone: why each left it out, and whether
-    its weights and moments are untouched."""
-    found = learner(group)
-    update(found, 0)
-    before = digest(found)
-    pieces, batch = segments(ROWS), transitions(0)
+    """An update that is not finite with the second learner alone: why each learner skipped it, and
+    whether its weights and moments are untouched."""
+    shared = learner(group)
+    update(shared, 0)
+    before = digest(shared)
+    windows, batch = window_batch(ROWS), transitions(0)
     if what == "loss":
-        pieces.rewards[POISON] = math.nan
+        windows.rewards[POISON] = math.nan
     elif what == "critic loss":
         batch = replace(batch, rewards=np.where(np.arange(ROWS) == POISON, math.inf, batch.rewards))
     elif group.rank == 1:
-        part = found.model.model if what == "gradient" else found.critic.critic
-        parameter = next(iter(part.parameters()))
+        module = shared.model.model if what == "gradient" else shared.critic.critic
+        parameter = next(iter(module.parameters()))
         parameter.register_hook(lambda gradient: gradient * math.inf)  # type: ignore[no-untyped-call]
     try:
         if "critic" in what:
-            found.critic.update(batch)
+            shared.critic.update(batch)
         else:
-            found.model.update(1, pieces)
+            shared.model.update(1, windows)
     except DivergedError as error:
-        return str(error), digest(found) == before
+        return str(error), digest(shared) == before
     return "", False
 
 
 def noise(group: ProcessGroup) -> list[list[float]]:
-    """What is drawn before, inside and after `own_noise`."""
+    """What is drawn before, inside and after `per_rank_rng`."""
     torch.manual_seed(7)
     before = torch.rand(3)
     with group.per_rank_rng():
         inside = torch.rand(3)
-    group.barrier()  # nobody leaves while the other still comes
+    group.barrier()  # neither leaves while the other still connects
     return [x.tolist() for x in (before, inside, torch.rand(3))]
 
 
-def along(group: ProcessGroup, run: str, bad_from: int = 1 << 40) -> Any:
-    """Follow the first learner through a run. From update `bad_from` on this learner alone has
-    pieces without a number in them."""
-    mate = FollowerLearner(open_run(Path(run)), group)
-    real = mate.trainer.learner.update
+def follow(group: ProcessGroup, run: str, bad_from: int = 1 << 40) -> Any:
+    """Follow the first learner through a run. From update `bad_from` on, the windows of this
+    learner alone have rewards that are NaN."""
+    follower = FollowerLearner(open_run(Path(run)), group)
+    trainer = follower.trainer
+    update = trainer.learner.update
 
-    def spoilt(number: int, pieces: Any, batches: Any) -> Numbers:
+    def spoilt(number: int, windows: Any, batches: Any) -> Numbers:
         if number >= bad_from:
-            pieces.rewards[:] = math.nan
-        return real(number, pieces, batches)
+            windows.rewards[:] = math.nan
+        return update(number, windows, batches)
 
-    setattr(mate.trainer.learner, "update", spoilt)  # noqa: B010
+    setattr(trainer.learner, "update", spoilt)  # noqa: B010
+    reason = ""
     try:
-        mate.work()
-        error = ""
-    except DivergedError as found:
-        error = str(found)
-    trainer = mate.trainer
-    return [digest(trainer.learner), trainer.updates, trainer.left_out, trainer.seen(), error]
+        follower.work()
+    except DivergedError as error:
+        reason = str(error)
+    bits = digest(trainer.learner)
+    return [bits, trainer.updates, trainer.skipped, trainer.fingerprint(), reason]
 
 
 def hang(group: ProcessGroup) -> None:
-    """The second stops after the first meeting; the first waits for another."""
+    """The second process stops after the first barrier; the first waits at the next."""
     group.barrier()
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -201,17 +208,17 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "poisoned": poisoned,
     "noise": noise,
     "hang": hang,
-    "along": along,
+    "follow": follow,
 }
 
 
 def main() -> None:
     say(READY)
     for line in sys.stdin:
-        order = json.loads(line)
-        group = join(Rendezvous(**order["meeting"]), 1)
+        task = json.loads(line)
+        group = join(Rendezvous(**task["rendezvous"]), 1)
         try:
-            answer = TASKS[order["task"]](group, **order["arguments"])
+            answer = TASKS[task["task"]](group, **task["arguments"])
         finally:
             group.leave()
         say(answer)
