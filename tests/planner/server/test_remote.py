@@ -94,7 +94,8 @@ def test_requests_in_flight_together_are_each_answered(actor: Any) -> None:
 
 @pytest.mark.ray
 def test_a_client_process_does_not_load_torch(actor: Any) -> None:
-    @ray.remote(num_cpus=0)
+    # Variables of its own give the task a process that no other test has used.
+    @ray.remote(num_cpus=0, runtime_env={"env_vars": {"M3PC_TEST": "new process"}})
     def decide(planner: PlannerClient, window: Window) -> tuple[int, bool]:
         import sys
 
