@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.traffic import HEADER, Audit, Parcel, Sent, audit
-from benchmarks.unprotected import unprotected
+from benchmarks.unprotected_store import unprotected
 from m3pc.types import Ack, AckStatus, AppendKey
 from replay.writing.group_commit import GroupCommitter
 from replay.writing.writer import AppendRequest, Writer, WriterOptions

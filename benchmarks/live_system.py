@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.traffic import HEADER, HORIZON, Audit, Parcel, Sent, audit, parcels
-from benchmarks.unprotected import unprotected
+from benchmarks.unprotected_store import unprotected
 from m3pc.core.returns import ReturnRule
 from m3pc.types import AckStatus, AppendKey
 from replay.sampling.mixture import Mixture, MixtureSource

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import played
-from benchmarks.played import Doubles, EvaluationRow, name_of, play_missing
+from benchmarks import result_file
+from benchmarks.result_file import Doubles, EvaluationRow, name_of, play_missing
 from benchmarks.tables import table
 
 METHODS = ("rcbc", "m", "q")
@@ -39,7 +39,7 @@ class Job:
         return name_of(self.run)
 
 
-Result = played.Result[Job]
+Result = result_file.Result[Job]
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def _played(job: Job) -> EvaluationRow:
 
 
 def read(path: Path) -> list[Result]:
-    return played.read_results(path, Job)
+    return result_file.read_results(path, Job)
 
 
 def successes(result: Result) -> Doubles:

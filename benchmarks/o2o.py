@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.played import (
+from benchmarks.result_file import (
     Doubles,
     EvaluationRow,
     Result,

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import played
-from benchmarks.played import Doubles, EvaluationRow, gain_cells, name_of, play_missing
+from benchmarks import result_file
+from benchmarks.result_file import Doubles, EvaluationRow, gain_cells, name_of, play_missing
 
 METHODS = ("rcbc", "m", "q", "q0")
 RATIOS = (0.4, 0.6, 0.8, 1.0, 1.15, 1.3)  # without planning
@@ -57,7 +57,7 @@ class Job:
         return "planner.m" if self.method == "m" else "planner.q"
 
 
-Result = played.Result[Job]
+Result = result_file.Result[Job]
 
 
 def main() -> None:
@@ -148,7 +148,7 @@ def _played(job: Job) -> EvaluationRow:
 
 
 def read(path: Path) -> list[Result]:
-    return played.read_results(path, Job)
+    return result_file.read_results(path, Job)
 
 
 def choices(results: list[Result]) -> dict[tuple[str, str], Setting]:

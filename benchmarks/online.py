@@ -24,9 +24,9 @@ prepare_environment(None)  # before anything loads Ray
 import torch  # noqa: E402
 
 from benchmarks.collecting import Rounds, report_actors, report_ways  # noqa: E402
+from benchmarks.planner_throughput import report_served  # noqa: E402
 from benchmarks.rollout_system import Shape, System  # noqa: E402
-from benchmarks.served import report_served  # noqa: E402
-from benchmarks.shares import report_shares  # noqa: E402
+from benchmarks.time_shares import report_shares  # noqa: E402
 from m3pc.cli.options import open_store  # noqa: E402
 from m3pc.config.overrides import replace  # noqa: E402
 from m3pc.config.presets import PRESETS  # noqa: E402

@@ -1,11 +1,17 @@
-"""Pages of the site that have their home outside docs/, and the list of runbooks."""
+"""Pages of the site that have their home outside docs/, the list of runbooks, and equations.
+
+Equations are written as on GitHub, between dollar signs, and become MathML, which browsers show
+without a script.
+"""
 
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 ROOT_PAGES = ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
 ROOT = Path(__file__).resolve().parents[1]
+MATH = re.compile(r"\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^$\n]+)\$")
 LINK = re.compile(r"\]\((?P<path>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
 
 
@@ -25,6 +31,19 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     for name in ROOT_PAGES:
         markdown = markdown.replace(f"]({up}{name}", f"]({up[3:]}{name}")
     return markdown
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    return MATH.sub(_mathml, html) if page.file.src_uri == "algorithm.md" else html
+
+
+def _mathml(match: re.Match[str]) -> str:
+    from latex2mathml.converter import convert
+
+    block, inline = match["block"], match["inline"]
+    latex = unescape((block or inline).strip())
+    mathml: str = convert(latex, display="block" if block else "inline")
+    return mathml
 
 
 def _inside(text: str, prefix: str) -> str:

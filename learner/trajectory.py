@@ -117,7 +117,7 @@ class TrajectoryLearner:
         return losses
 
     def _step_alpha(self, entropy: float) -> None:
-        """Down the gradient of alpha * (entropy - target) by log alpha."""
+        """One Adam step on log alpha that lowers alpha * (entropy - target)."""
         slope = self.alpha * (entropy - self.config.entropy.target)
         self.log_alpha.grad = torch.full_like(self.log_alpha, slope)
         self._alpha_adam.step()

@@ -20,7 +20,6 @@ from m3pc.model.device import autocast, chunk_rows
 from m3pc.model.masks import ACTIONS, RETURNS, REWARDS, STATES, token_indices, token_mask, visible
 from m3pc.model.normalisation import Normaliser, Scale, Tokens
 from m3pc.types import Integers
-from planner.utility import PlanWeights, lambda_return, softmax_weights
 
 Guidance = Literal["m", "q", "q0"]
 QFunction = Callable[[Tensor, Tensor], Tensor]  # raw states [B, S], actions [B, A] -> [B]
@@ -69,6 +68,13 @@ class Imagined:
     states: Tensor  # [E, N, h, S]
     rewards: Tensor  # [E, N, h - 1]
     returns: Tensor  # [E, N, h]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanWeights:
+    weights: Tensor  # [E, N], each row sums to 1
+    effective_candidates: Tensor  # [E] effective sample size, 1 / sum of squared weights
+    utility_std: Tensor  # [E] standard deviation of the utilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +234,35 @@ def score(
         discount=planner.discount,
         lam=planner.lam,
         start=planner.discount_start,
+    )
+
+
+def lambda_return(
+    rewards: Tensor, values: Tensor, *, discount: float, lam: float, start: int = 0
+) -> Tensor:
+    """Blend all n-step returns of an imagined rollout: values [..., h] -> [...].
+
+    The return of n steps of reward and then the value has the weight (1 - lam) lam^n, for n = 0 to
+    h - 1; the last one gets the remaining weight. Only the first h - 1 rewards are used. `start`
+    is the power of the discount on the first term.
+    """
+    score = values[..., -1]
+    for n in reversed(range(values.shape[-1] - 1)):
+        score = (1 - lam) * values[..., n] + lam * (rewards[..., n] + discount * score)
+    return score * discount**start
+
+
+def softmax_weights(
+    utilities: Tensor, *, inverse_temperature: float, standardised: bool
+) -> PlanWeights:
+    """Softmax of utilities [E, N], in units of their standard deviation if `standardised`."""
+    std = utilities.std(dim=-1, unbiased=False)
+    below_best = utilities - utilities.amax(dim=-1, keepdim=True)  # exp of these cannot overflow
+    if standardised:
+        below_best = below_best / torch.where(std > 0, std, 1.0)[:, None]
+    weights = torch.softmax(inverse_temperature * below_best, dim=-1)
+    return PlanWeights(
+        weights=weights, effective_candidates=1 / weights.square().sum(dim=-1), utility_std=std
     )
 
 

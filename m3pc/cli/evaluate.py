@@ -100,7 +100,7 @@ def evaluate(
     if (waypoints or spacing) and not any(job.waypoints is not None for job in jobs):
         raise InputError("--waypoints and --spacing are for the planners goal and goal-mask")
     folder = run_folder(checkpoint) / "evaluations"
-    file = out or folder / f"{_stem(request, jobs)}.json"
+    file = out or folder / f"{_default_name(request, jobs)}.json"
     if file.is_dir():
         raise InputError(f"--json is {file}, a folder; give a file")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def run_folder(checkpoint: Path) -> Path:
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
 
 
-def _stem(request: "EvaluationRequest", jobs: "list[EvaluationJob]") -> str:
+def _default_name(request: "EvaluationRequest", jobs: "list[EvaluationJob]") -> str:
     """A file name that differs between evaluations: planners, seed, a hash of everything else."""
     identity = (
         astuple(replace(request, path=Path())),

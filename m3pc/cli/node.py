@@ -238,7 +238,7 @@ def _gcs_store(redis: str, context: typer.Context) -> "GcsStore | None":
 
 
 def _run(node: "Node") -> None:
-    from m3pc.ray_nodes.supervisor import run_node
+    from m3pc.ray_nodes.node_watch import run_node
 
     raise typer.Exit(run_node(node, lambda: _show(node)))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from m3pc.core.backoff import Backoff
 
-WINDOW_SECONDS, MAX_ENDS = 600.0, 5  # as many ends within the window are too many
+WINDOW_SECONDS, MAX_ENDS = 600.0, 5  # the fifth end within the window is the last
 BACKOFF = Backoff(first=1.0, longest=60.0)
 
 
@@ -16,9 +16,8 @@ class RestartPolicy:
     count: int = 0
     _ends: deque[float] = field(default_factory=deque)  # within the window
 
-    def ended(self, now: float) -> float | None:
-        """The process ended at `now`: when to start it again; None after too many ends in a short
-        time."""
+    def record_end(self, now: float) -> float | None:
+        """The process ended at `now`. Returns when to start it again; None: not any more."""
         self.count += 1
         self._ends.append(now)
         while self._ends[0] <= now - WINDOW_SECONDS:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from actors.single_env import rollout
-from learner.sac import SAC, SACConfig
 from m3pc.core.seeding import data_episode
 from m3pc.datagen.policies.networks import Linear, TanhGaussian
+from m3pc.datagen.sac import SAC, SACConfig
 from m3pc.envs import env_sizes, make, normalised_score
 from m3pc.envs.registry import Env
 from m3pc.types import Episode, Floats, InputError

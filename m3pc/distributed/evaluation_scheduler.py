@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from m3pc.distributed.evaluator import EvaluatorStatus
-from m3pc.distributed.supervisor import SupervisedProcess, reason_of
+from m3pc.distributed.supervised_process import SupervisedProcess, reason_of
 from m3pc.online.evaluation import EvaluationRecord, is_due
 from m3pc.online.recovery import WEIGHTS
 from m3pc.online.run_folder import OnlineRun

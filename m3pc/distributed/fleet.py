@@ -17,8 +17,8 @@ from learner.remote import LearnerActor
 from m3pc.distributed.data_parallel import build_learner
 from m3pc.distributed.endpoints import NAMESPACE, NodeRole, RunEndpoints
 from m3pc.distributed.evaluator import EvaluatorActor, EvaluatorStatus
-from m3pc.distributed.rollout_supervisor import SupervisedRolloutWorker
-from m3pc.distributed.supervisor import SupervisedProcess
+from m3pc.distributed.supervised_process import SupervisedProcess
+from m3pc.distributed.supervised_rollout import SupervisedRolloutWorker
 from m3pc.model import checkpoint
 from m3pc.online.learner_loop import LearnerStatus
 from m3pc.online.run_folder import OnlineRun, open_run

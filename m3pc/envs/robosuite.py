@@ -30,10 +30,10 @@ from m3pc.core.manipulation_tasks import (
 )
 from m3pc.types import Doubles, Floats, InputError
 
-SERIES = "1.4."
-WHY = f"{OTHER_OBJECTS}, so that a policy would see other states than in the data"
-INSTALL = "pip install 'm3pc[robosuite]'"
-SEED_LIMIT = 2**32  # seeds of numpy's legacy stream are smaller
+SUPPORTED_VERSION = "1.4."
+WRONG_VERSION_REASON = f"{OTHER_OBJECTS}, so that a policy would see other states than in the data"
+INSTALL_HINT = "pip install 'm3pc[robosuite]'"
+SEED_LIMIT = 2**32  # exclusive bound of seeds of numpy's legacy generator
 
 
 class ManipulationEnv(gymnasium.Env[Floats, Floats]):
@@ -61,7 +61,7 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
         self.metadata = {**self.metadata, "render_fps": control_freq}
         self._viewer: Any = None  # made when something is rendered
         self._closed = False
-        with _numpy_seeded(np.random.default_rng(0)):  # for the model until the first reset
+        with _numpy_seeded(np.random.default_rng(0)):  # for the scene before the first reset
             self._robosuite = robosuite().make(
                 self.task.name,
                 robots=robots,
@@ -89,13 +89,13 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
         with _numpy_seeded(self.np_random):
             self._robosuite.reset()
         if self.task.hard_reset:
-            self._drop_viewer()  # it shows the model of the episode before
+            self._drop_viewer()  # a hard reset builds a new model; the viewer holds the old one
         return self.observe()
 
     def step(self, action: Floats) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
         self._robosuite.step(np.asarray(action, np.float64))
-        # MuJoCo leaves poses as they were before its last 2 ms: bring them to where the joints are,
-        # so that a state is a function of the simulator's, as in the data.
+        # After a step MuJoCo's body poses lag one substep of 2 ms behind its joints. Recomputed,
+        # the observation depends on the simulator's state only, as in the recorded data.
         mujoco.mj_kinematics(self.model, self._data)
         state, info = self.observe()
         return state, float(info["success"]), info["success"], False, info
@@ -188,9 +188,12 @@ def robosuite() -> Any:
     try:
         version = metadata.version("robosuite")
     except metadata.PackageNotFoundError:
-        raise InputError(f"robosuite is not installed; {INSTALL}") from None
-    if not version.startswith(SERIES):
-        raise InputError(f"robosuite {version} is installed, expected {SERIES}x: {WHY}; {INSTALL}")
+        raise InputError(f"robosuite is not installed; {INSTALL_HINT}") from None
+    if not version.startswith(SUPPORTED_VERSION):
+        raise InputError(
+            f"robosuite {version} is installed, expected {SUPPORTED_VERSION}x: "
+            f"{WRONG_VERSION_REASON}; {INSTALL_HINT}"
+        )
     # Read by robosuite/macros.py, and instead of a file of the user's: other settings there would
     # be other physics. It also keeps robosuite from setting MUJOCO_GL for the whole process.
     private = ModuleType("robosuite.macros_private")

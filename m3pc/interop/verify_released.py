@@ -21,8 +21,7 @@ from m3pc.model.checkpoint import Checkpoint
 from m3pc.model.masks import Mask, visible
 from m3pc.model.normalisation import Tokens
 from m3pc.types import InputError, TransitionBatch
-from planner.forward import Guidance, PlanningBatch, imagine, score
-from planner.utility import softmax_weights
+from planner.forward import Guidance, PlanningBatch, imagine, score, softmax_weights
 
 NETWORK, CHOICE = 1e-5, 5e-4  # absolute
 UTILITY, LOSS = 1e-5, 1e-4  # relative to the largest recorded number

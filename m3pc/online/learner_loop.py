@@ -59,13 +59,13 @@ class LearnerLoop:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.recorder, self._clock, self._store = Recorder(), clock, store
-        self._learners = LeadLearner(
+        self._lead = LeadLearner(
             run,
             group=group or ProcessGroup(),
             recorder=self.recorder,
             agree_seconds=agree_seconds,
         )
-        self.trainer = self._learners.trainer
+        self.trainer = self._lead.trainer
         self._online, self._waiting, self._last_active = run.config.online, False, clock()
         self.publisher = Publisher(
             Path(run.path),
@@ -87,15 +87,15 @@ class LearnerLoop:
                 self._wait(stop)
                 continue
             self._waiting = False
-            self._learners.refresh()  # all learners see the same newly collected episodes
+            self._lead.refresh()  # all learners see the same newly collected episodes
             while self.trainer.updates < allowed and not stop.is_set():
                 self._last_active = self._clock()
-                self._learners.update()  # sample, update critic and model
+                self._lead.update()  # sample, update critic and model
                 if self.trainer.updates % self._online.publish_every == 0:
                     self._publish()
                 if self.trainer.updates % self._online.checkpoint_every == 0:
                     self.trainer.save()
-        self._learners.end()
+        self._lead.end()
         self._publish()
         self.trainer.save()
 
@@ -128,7 +128,7 @@ class LearnerLoop:
         start = self._clock()
         stop.wait(PAUSE)
         self.recorder.add(LEARNER_WAIT, self._clock() - start, "limiter")
-        self._learners.refresh()
+        self._lead.refresh()
 
     def _publish(self) -> None:
         start = self._clock()

@@ -181,7 +181,7 @@ class SessionService:
             return closed.response
         session = self._open_session(id)
         if id not in self._ending:
-            ending = session.end(
+            ending = session.episode_end(
                 end.step,
                 self.spec.parse_state(end.observation, "observation"),
                 end.reward,

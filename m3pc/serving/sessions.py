@@ -154,7 +154,7 @@ class Session:
         """The last observed step got no decision; it may be sent with another observation."""
         self._failed = self.answer is None
 
-    def end(
+    def episode_end(
         self,
         step: int,
         state: Floats,

@@ -17,8 +17,8 @@ class RateLimiter:
     """Threads wait here until the ratio allows what they want to do, or until their timeout.
 
     An append reserves its inserts first, and settles them when it is known whether they are stored:
-    inserts are what the store holds, however often an episode was sent. A learner says how many
-    samples it has drawn and how many it wants to have drawn in all, so asking again is harmless.
+    inserts are what the store holds, however often an episode was sent. A learner asks
+    with totals, not increments, so a repeated request changes nothing.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RateLimiter:
                     or total <= self.granted
                     or self._reachable(total) > self._ratio.samples
                 ),
-                0 if self._alone(start) else timeout,
+                0 if self._actors_gone(start) else timeout,
             )
             end = self._clock()
             self._refuse_older(epoch)
@@ -107,7 +107,7 @@ class RateLimiter:
             if samples > self._ratio.samples:
                 self._ratio = replace(self._ratio, samples=samples)
                 self._changed.notify_all()
-            if total > self.granted and self._alone(end):
+            if total > self.granted and self._actors_gone(end):
                 if not self.offline:
                     self.offline = True
                     log.warning("event=continue-offline silent_s=%.0f", end - self._last_request)
@@ -128,7 +128,7 @@ class RateLimiter:
             )
 
     def _begin(self, epoch: int, done: int) -> None:
-        """A learner that starts says how far it is: samples that it lost it will draw again."""
+        """A learner that starts may have lost updates in a crash: those are granted again."""
         self._refuse_older(epoch)
         if epoch == self._epoch:
             return
@@ -141,5 +141,5 @@ class RateLimiter:
         self._ratio = replace(self._ratio, samples=samples)
         self._changed.notify_all()
 
-    def _alone(self, now: float) -> bool:
+    def _actors_gone(self, now: float) -> bool:
         return self._continue and now - self._last_request >= self._patience

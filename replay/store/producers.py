@@ -16,9 +16,9 @@ UNKNOWN = ProducerState(-1, 0)
 
 
 class Verdict(NamedTuple):
-    """DURABLE here means: it is the next, and nothing speaks against storing it."""
+    """What to do with a key; nothing is stored yet."""
 
-    status: AckStatus
+    refusal: AckStatus | None  # None: it is the next of its producer, and may be stored
     expected: int
     reason: str = ""
 
@@ -66,7 +66,7 @@ class Producers:
             )
         expected = state.expected if key.incarnation == state.incarnation else 0
         if key.sequence == expected:
-            return Verdict(AckStatus.DURABLE, expected + 1)
+            return Verdict(None, expected + 1)
         status = AckStatus.DUPLICATE if key.sequence < expected else AckStatus.GAP
         return Verdict(status, expected, f"the next is {expected}")
 

@@ -54,8 +54,8 @@ class GroupCommitter:
         return self.commit(self.writer.request(key, payload))
 
     def commit(self, request: AppendRequest, settle: Callable[[], None] = lambda: None) -> Ack:
-        """`settle` is called once, when it is known whether the request is stored: before the
-        reply, or later than a RETRY_LATER that the deadline caused."""
+        """`settle` is called exactly once, when the outcome is known: usually before the reply,
+        but later than it if the deadline caused a RETRY_LATER."""
         waiting = PendingCommit(request, Future(), settle)
         begin = time.monotonic()
         try:
@@ -103,7 +103,7 @@ class GroupCommitter:
         episodes are freed before the next group is waited for."""
         group, goes_on = self._gather()
         if group:
-            self._commit(group)
+            self._commit_and_reply(group)
         return goes_on
 
     def _gather(self) -> tuple[list[PendingCommit], bool]:
@@ -120,7 +120,7 @@ class GroupCommitter:
                 return group, True
         return group, False
 
-    def _commit(self, group: list[PendingCommit]) -> None:
+    def _commit_and_reply(self, group: list[PendingCommit]) -> None:
         begin = time.monotonic()
         try:
             with self._writer_lock:

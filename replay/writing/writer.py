@@ -176,26 +176,26 @@ class Writer:
         """The reply to a key that is not the next of its producer, which needs no payload and
         writes nothing; None for the next key. Any thread may ask."""
         self.require_working()
-        status, expected, reason = self.producers.judge(key, {})
-        return None if status is AckStatus.DURABLE else self._ack(status, expected, reason)
+        refusal, expected, reason = self.producers.judge(key, {})
+        return None if refusal is None else self._ack(refusal, expected, reason)
 
     def retry_later(self, key: AppendKey, reason: str) -> Ack:
         return self._ack(AckStatus.RETRY_LATER, self.producers.expected(key), reason)
 
     def _judge(self, requests: Sequence[AppendRequest]) -> tuple[list[Ack], list[LogEntry]]:
-        """The replies, and the entries that must be in the log before they may be sent."""
+        """The replies, which may be sent once the entries are in the log, and these entries."""
         ahead: dict[int, ProducerState] = {}
         acks, entries = [], []
         for key, content in requests:
-            status, expected, reason = self.producers.judge(key, ahead)
-            if status is AckStatus.DURABLE:
+            refusal, expected, reason = self.producers.judge(key, ahead)
+            if refusal is None:
                 ahead[key.slot] = state_after(key)
                 if isinstance(content, PayloadError):
-                    status, reason = AckStatus.REJECTED, str(content)
+                    refusal, reason = AckStatus.REJECTED, str(content)
                     entries.append(LogEntry(key, None, content.code))
                 else:
                     entries.append(LogEntry(key, content))
-            acks.append(self._ack(status, expected, reason))
+            acks.append(self._ack(refusal or AckStatus.DURABLE, expected, reason))
         return acks, entries
 
     def _save(self, entries: list[LogEntry]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import o2o, played
+from benchmarks import o2o, result_file
 from m3pc.evaluation.episodes import evaluate
 from m3pc.evaluation.statistics import bootstrap_interval
 from m3pc.model import checkpoint
@@ -89,13 +89,13 @@ def test_before_and_after_are_played_on_fresh_seeds_once(
     def threads(workers: int, mp_context: Any) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(workers)
 
-    monkeypatch.setattr(played, "ProcessPoolExecutor", threads)
+    monkeypatch.setattr(result_file, "ProcessPoolExecutor", threads)
     out = tmp_path / "results.jsonl"
     o2o.play(runs[:1], out, 1, episodes=2)
     out.write_text(out.read_text() + '\n{"job": {"run": "cut off by a ki')
     o2o.play(runs, out, 1, episodes=2)
     assert capsys.readouterr().out.count("/2 Job(") == 4  # two, then only the other two
-    results = played.read_results(out, o2o.Job)
+    results = result_file.read_results(out, o2o.Job)
     assert [(one.job.run, one.job.weights) for one in results] == [
         (run, weights) for run in runs for weights in ("offline", "finetuned")
     ]

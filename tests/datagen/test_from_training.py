@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.single_env import SinglePolicy
-from learner.sac import SAC, ReplayRing, SACConfig, forward_actor, forward_critics, squash
 from m3pc.datagen.collect import collect
 from m3pc.datagen.from_training import thin
 from m3pc.datagen.policies.networks import Linear, TanhGaussian
+from m3pc.datagen.sac import SAC, ReplayRing, SACConfig, forward_actor, forward_critics, squash
 from m3pc.datagen.sac_training import SACTraining, target_return_of, train
 from m3pc.types import Episode, Floats, InputError
 

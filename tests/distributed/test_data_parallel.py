@@ -14,7 +14,7 @@ import torch
 from learner.remote import LearnerActor
 from m3pc.distributed.endpoints import RunEndpoints
 from m3pc.distributed.fleet import ProcessFleet
-from m3pc.distributed.supervisor import SupervisedProcess
+from m3pc.distributed.supervised_process import SupervisedProcess
 from m3pc.online.learner_loop import LearnerStatus
 from m3pc.telemetry.process_report import ProcessReport
 from tests.support.runs.online_job import alive

@@ -91,7 +91,7 @@ def test_the_code_is_uploaded_without_large_files(tmp_path: Path) -> None:
     assert {
         "m3pc/__main__.py",
         "replay/store/store.py",
-        "learner/sac.py",
+        "learner/iql.py",
         "pyproject.toml",
     } <= names
     assert not [name for name in names if name.startswith((".git/", ".venv/", "tests/", "runs/"))]

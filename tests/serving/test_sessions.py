@@ -93,20 +93,20 @@ def test_the_next_step_waits_for_an_step_answer() -> None:
         session.observe(2, state(2), 0.0)
     assert refused.value.expected == 1
     with pytest.raises(StepConflictError):
-        session.end(2, state(2), 0.0, terminated=True, truncated=False)
+        session.episode_end(2, state(2), 0.0, terminated=True, truncated=False)
 
 
 def test_an_episode_has_no_more_steps_than_its_limit() -> None:
     session = walk(new_session(), 5)
     with pytest.raises(StepConflictError, match="has its 5 steps"):
         session.observe(5, state(5), 4.0)
-    episode = session.end(5, state(5), 4.0, terminated=False, truncated=True).episode
+    episode = session.episode_end(5, state(5), 4.0, terminated=False, truncated=True).episode
     assert episode is not None and len(episode) == 5
 
 
 def test_an_ended_episode_is_recorded_completely() -> None:
     session = walk(new_session(), 3)
-    ending = session.end(3, state(3), 2.0, terminated=True, truncated=False)
+    ending = session.episode_end(3, state(3), 2.0, terminated=True, truncated=False)
     episode = ending.episode
     assert episode is not None
     assert (ending.steps, ending.total_reward) == (3, 0 + 1 + 2)
@@ -121,7 +121,7 @@ def test_an_ended_episode_is_recorded_completely() -> None:
 def test_an_end_may_be_repeated() -> None:
     session = walk(new_session(), 3)
     first, again = (
-        session.end(3, state(3), 2.0, terminated=True, truncated=False) for _ in range(2)
+        session.episode_end(3, state(3), 2.0, terminated=True, truncated=False) for _ in range(2)
     )
     assert first.episode is not None and again.episode is not None
     assert first.total_reward == again.total_reward
@@ -144,7 +144,7 @@ def test_steps_without_a_plan_do_not_spoil_the_mean_utility() -> None:
     session = walk(new_session(), 1, utility=float("nan"))
     session.observe(1, state(1), 0.0)
     session.record_answer(step_answer(1, utility=4.0))
-    episode = session.end(2, state(2), 0.0, terminated=True, truncated=False).episode
+    episode = session.episode_end(2, state(2), 0.0, terminated=True, truncated=False).episode
     assert episode is not None and episode.utility == 4.0
 
 
@@ -153,7 +153,7 @@ def test_recorded_episodes_need_a_reward_at_every_step() -> None:
     with pytest.raises(InputError, match="reward is missing"):
         session.observe(1, state(1), None)
     with pytest.raises(InputError, match="reward is missing"):
-        session.end(1, state(1), None, terminated=True, truncated=False)
+        session.episode_end(1, state(1), None, terminated=True, truncated=False)
     assert session.steps == 1
     session = walk(new_session(record=False), 1)
     session.observe(1, state(1), None)
@@ -172,7 +172,7 @@ def test_the_executed_action_is_recorded_and_planned_from() -> None:
         session.observe(1, state(1), 0.0, np.asarray([0.8], np.float32))
     session.record_answer(step_answer(1))
     last = np.asarray([-0.9], np.float32)
-    episode = session.end(2, state(2), 1.0, last, terminated=True, truncated=False).episode
+    episode = session.episode_end(2, state(2), 1.0, last, terminated=True, truncated=False).episode
     assert episode is not None
     np.testing.assert_allclose(episode.actions[:, 0], [0.9, -0.9])
     with pytest.raises(StepConflictError, match="action is given at step 0"):
@@ -207,7 +207,7 @@ def test_an_episode_may_end_at_a_step_without_a_decision() -> None:
     session = walk(new_session(), 2)
     session.observe(2, state(2), 5.0)
     session.record_failure()
-    ending = session.end(2, state(3), 1.0, terminated=True, truncated=False)
+    ending = session.episode_end(2, state(3), 1.0, terminated=True, truncated=False)
     assert (ending.steps, ending.total_reward) == (2, 0 + 1)
     assert ending.episode is not None
     assert ending.episode.states.tolist() == [[0, 0], [1, -1], [3, -3]]

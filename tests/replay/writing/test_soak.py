@@ -114,13 +114,13 @@ def test_invalid_episodes_are_counted_for_one_incarnation_of_a_slot() -> None:
 
     for key in ((0, 0, 0), (0, 0, 1), (1, 0, 0)):
         refuse(*key)
-    assert producers.judge(AppendKey(0, 0, 2), {}).status is AckStatus.FENCED
-    assert producers.judge(AppendKey(1, 0, 1), {}).status is AckStatus.DURABLE
-    assert producers.judge(AppendKey(0, 1, 0), {}).status is AckStatus.DURABLE
+    assert producers.judge(AppendKey(0, 0, 2), {}).refusal is AckStatus.FENCED
+    assert producers.judge(AppendKey(1, 0, 1), {}).refusal is None
+    assert producers.judge(AppendKey(0, 1, 0), {}).refusal is None
     refuse(0, 1, 0)
-    assert producers.judge(AppendKey(0, 1, 1), {}).status is AckStatus.DURABLE
+    assert producers.judge(AppendKey(0, 1, 1), {}).refusal is None
     refuse(0, 1, 1)
-    assert producers.judge(AppendKey(0, 1, 2), {}).status is AckStatus.FENCED
+    assert producers.judge(AppendKey(0, 1, 2), {}).refusal is AckStatus.FENCED
 
 
 @pytest.mark.long

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from m3pc.ray_nodes.gcs_storage import GcsStore
 from m3pc.ray_nodes.node import Node
+from m3pc.ray_nodes.node_watch import NodeWatch, end_leftovers
 from m3pc.ray_nodes.ports import node_ports
-from m3pc.ray_nodes.supervisor import NodeWatch, end_leftovers
 
 SCRIPT = 'for name in "$@"; do (setsid "$name" 600 &); done; date >> "$STARTS"'
 

@@ -76,8 +76,8 @@ def gap_accepted(patch: Patch) -> None:
 
     def careless(self: Producers, key: AppendKey, ahead: Any) -> Verdict:
         verdict = judge(self, key, ahead)
-        gap = verdict.status is AckStatus.GAP
-        return Verdict(AckStatus.DURABLE, key.sequence + 1) if gap else verdict
+        gap = verdict.refusal is AckStatus.GAP
+        return Verdict(None, key.sequence + 1) if gap else verdict
 
     patch.setattr(Producers, "judge", careless)
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from planner.forward import Guidance, Imagined, PlanningBatch, score
-from planner.utility import lambda_return, softmax_weights
+from planner.forward import Guidance, Imagined, PlanningBatch, lambda_return, score, softmax_weights
 from tests.support.models.small_weights import MAX_EPISODE_STEPS, tiny_config
 
 

@@ -198,7 +198,7 @@ class NodeWatch:
             )
             return True
         restarts = self._restarts[service.name]
-        restart_at = restarts.ended(self._clock())
+        restart_at = restarts.record_end(self._clock())
         if restart_at is not None:
             self._restarts_due.append((restart_at, service))
             return False

@@ -33,7 +33,7 @@ class ProcessLocation(NamedTuple):
 
 
 class SupervisedProcess(Generic[DetailT]):
-    """A Ray actor that only the driver restarts. Its reports carry a `DetailT`."""
+    """A Ray actor that the driver starts, polls and restarts. Its reports carry a `DetailT`."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class SupervisedProcess(Generic[DetailT]):
         if self.handle is not None:
             _kill_actor(self.handle)
         self.handle = self._pending = self.report = None
-        restart_at = self.restarts.ended(now)
+        restart_at = self.restarts.record_end(now)
         self.state = "parked" if restart_at is None else "waiting"
         self._next_start = now if restart_at is None else restart_at
         log.warning(

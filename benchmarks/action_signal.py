@@ -1,6 +1,6 @@
 """How much the next state depends on the action: the signal from which inverse dynamics learn.
 
-python -m benchmarks.telling STORE [STORE ...] [--steps 400]
+python -m benchmarks.action_signal STORE [STORE ...] [--steps 400]
 
 From states of the data, the simulator takes a step with the recorded action and with slightly
 changed ones. The change of the next state, in standard deviations of the data, is a matrix; its

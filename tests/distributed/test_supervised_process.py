@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import ray
 
-from m3pc.distributed.supervisor import RayRestartedProcess, SupervisedProcess
+from m3pc.distributed.supervised_process import RayRestartedProcess, SupervisedProcess
 from m3pc.telemetry.process_report import ProcessReport
 from tests.support.servers.waiting import eventually
 

@@ -1,6 +1,6 @@
 """Regenerated data compared with the recorded episodes: returns, and every state dimension.
 
-    python -m benchmarks.regenerated FILE.hdf5 STORE [FILE.hdf5 STORE ...]
+    python -m benchmarks.data_fidelity FILE.hdf5 STORE [FILE.hdf5 STORE ...]
 
 FILE is a D4RL file with its behaviour policy, STORE the output of `m3pc data regenerate` for it.
 Prints the tables of docs/results/data.md.

@@ -14,7 +14,7 @@ from benchmarks.tables import table
 from m3pc.config.overrides import replace
 from m3pc.distributed.driver import Driver
 from m3pc.distributed.endpoints import RunEndpoints
-from m3pc.distributed.supervisor import SupervisedProcess
+from m3pc.distributed.supervised_process import SupervisedProcess
 from m3pc.model import checkpoint
 from m3pc.online.run_control import request
 from m3pc.online.run_folder import create_run, open_run

@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 from actors.reports import RolloutStatus
 from actors.rollout_worker import RolloutConfig
 from m3pc.distributed.run_view import ProcessView
-from m3pc.distributed.supervisor import RayRestartedProcess, kill_process, reason_of
+from m3pc.distributed.supervised_process import RayRestartedProcess, kill_process, reason_of
 from m3pc.telemetry.catalogue import ENV_STEPS
 from m3pc.telemetry.recorder import value
 
@@ -97,7 +97,7 @@ class SupervisedRolloutWorker(RayRestartedProcess[RolloutStatus]):
             self._starting = self.handle.start.remote(self._config)
 
     def _restart_later(self, now: float, reason: str) -> None:
-        self.reason, self._start_at = reason, self.restarts.ended(now)
+        self.reason, self._start_at = reason, self.restarts.record_end(now)
         if self._start_at is None:
             self.end()
 

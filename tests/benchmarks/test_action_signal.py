@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.telling import CHANGE, next_state, sensitivity
+from benchmarks.action_signal import CHANGE, next_state, sensitivity
 from m3pc.envs import make
 
 
