@@ -13,7 +13,7 @@ PALETTE = (
     *("#2f6fd0", "#e8833a", "#2a9a5b", "#c8489b", "#8a5fd0", "#17a2b8", "#b5892c", "#d33c3c"),
     *("#5c7a29", "#7f8a99", "#1d3f8a", "#a04a1f"),
 )
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 8, 22  # pixels around a chart
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 8, 22  # pixels around a chart
 MAX_LANES = 32
 LANE_HEIGHT = 22
 
