@@ -10,7 +10,7 @@ from m3pc.core.seeding import EpisodeStart
 from m3pc.envs.registry import FloatVectorEnv, step_limit
 from m3pc.types import Decision, Planner
 
-OnStep = Callable[[FloatVectorEnv, Decision], None]  # before any environment that ended is reset
+OnStep = Callable[[FloatVectorEnv, Decision], None]  # called before ended environments are reset
 
 
 def rollouts(
@@ -22,10 +22,10 @@ def rollouts(
     waypoints: Waypoints | None = None,
     on_step: OnStep = lambda envs, decision: None,
 ) -> Iterator[Rollout]:
-    """Play one episode a start and yield each when it ends, until the starts run out.
+    """Play one episode per start and yield each when it ends.
 
-    A slot whose episode ended takes the next start. The planner gets one request a step, with rows
-    for the slots with an episode only; so if it answers row by row, an episode depends on its start
+    A slot whose episode ended takes the next start. The planner gets one request per step, with a
+    row per running episode. If it decides each row independently, an episode depends on its start
     alone, not on the number of slots.
     """
     step_limit(envs)  # refuses environments whose episodes may never end

@@ -1,8 +1,8 @@
-"""Environments that may fail one by one. E environments, S state, A action.
+"""Environments of which each may fail alone. E environments, S state, A action.
 
-An exception, a number that is not finite or far too large, a wrong shape: each is a fault. It ends
-the episode of that environment only; the environment is closed and made again. The values of a
-faulty step are dropped, so callers see sound numbers only.
+An exception, a wrong shape and a number that is not finite or beyond MAX_VALUE are faults. A fault
+ends the episode of its environment only; the environment is closed and made again. The values of a
+faulty step are dropped, so callers see valid numbers only.
 """
 
 import logging
@@ -20,20 +20,20 @@ from m3pc.types import Booleans, Doubles, Floats
 
 Fault = Literal["crash", "nan", "shape"]
 
-MAX_VALUE: Final = 1e6  # of a state or reward; a store takes no larger reward
+MAX_VALUE: Final = 1e6  # limit of states and rewards; a store takes no larger reward
 MAKE_ATTEMPTS: Final = 3
-MAX_FAULTS_IN_A_ROW: Final = 10  # of one environment, without a sound step between them
-UNSTABLE: Final = slice(4, 8)  # MuJoCo's warnings of bad positions, velocities, forces, controls
+MAX_FAULTS_IN_A_ROW: Final = 10  # per environment; a valid step resets the count
+UNSTABLE: Final = slice(4, 8)  # MuJoCo's warnings: bad position, velocity, acceleration, control
 
 log = logging.getLogger(__name__)
 
 
 class BrokenEnvError(RuntimeError):
-    """An environment that cannot be made, or that fails whenever it is made again."""
+    """An environment cannot be made, or keeps failing although it is made again."""
 
 
 class StepWatchdog(Protocol):
-    """Notices an environment that hangs: it is armed before each call into one."""
+    """Notices an environment that hangs. Callers arm it before each call into an environment."""
 
     def arm(self, slot: int) -> None: ...
     def disarm(self) -> None: ...
@@ -46,7 +46,7 @@ class _FaultError(Exception):
 
 
 class FaultTolerantEnvs:
-    """The environments that a `VectorRollout` steps in a rollout process, one after the other."""
+    """Steps its environments one after the other, for a `VectorRollout`."""
 
     def __init__(
         self,
@@ -57,8 +57,7 @@ class FaultTolerantEnvs:
         watchdog: StepWatchdog | None = None,
         first: int = 0,
     ) -> None:
-        """`first`: number of the first environment in logs and for the watchdog, where a process
-        has several such objects."""
+        """Logs and the watchdog number the environments from `first` on."""
         self._make, self._recorder, self._first = make, recorder, first
         self._watchdog = watchdog
         self._faults_in_a_row = [0] * count
@@ -136,7 +135,7 @@ class FaultTolerantEnvs:
         return numbers.astype(np.float32)
 
     def _call(self, slot: int, function: Callable[[Env], Any]) -> Any:
-        """Call into an environment, which is foreign code: it raises what it likes."""
+        """Call into an environment. It is foreign code, so any exception is a fault."""
         try:
             with self._watched(slot):
                 return function(self._envs[slot])
@@ -196,7 +195,7 @@ def _checked(value: object, size: int, name: str) -> Doubles:
 
 
 def _is_unstable(env: Env) -> bool:
-    """Whether MuJoCo has warned: it only counts such steps, and goes on from a reset of its own."""
+    """Whether MuJoCo met an unstable state. It does not raise, but resets and counts a warning."""
     warning = getattr(getattr(env.unwrapped, "data", None), "warning", None)
     number = getattr(warning, "number", None)
     return number is not None and bool(np.any(number[UNSTABLE]))

@@ -1,4 +1,4 @@
-"""A rollout process in the coordinator: its incarnation, its heartbeats, the newest weights."""
+"""Registers a rollout process with the coordinator, and sends its heartbeats."""
 
 import logging
 import threading
@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 
 class Membership:
-    """A thread that registers the slot, for as long as it takes, and then sends heartbeats.
+    """A thread that registers the slot, with retries, and then sends heartbeats.
 
-    A coordinator that does not answer, or fails, changes nothing: the store itself refuses the
-    episodes of a process whose slot was given to another.
+    The process goes on while the coordinator fails: the store itself refuses the episodes of a
+    process that has lost its slot.
     """
 
     def __init__(
@@ -32,26 +32,26 @@ class Membership:
         on_lost: Callable[[], None],
         period: float,
     ) -> None:
-        """`on_lost` is called once if a newer incarnation has the slot; `period`: seconds between
-        two heartbeats, or two attempts to register."""
+        """`on_lost` is called once, if a newer incarnation has the slot. Heartbeats and attempts to
+        register are `period` seconds apart."""
         self._connect, self._slot, self._period = connect, slot, period
         self._recorder, self._on_lost = recorder, on_lost
         self._stop, self._settled = threading.Event(), threading.Event()
         self._newest: int | None = None
-        self.incarnation = -1  # before it is registered
-        self.failure = ""  # why it never will be
+        self.incarnation = -1  # -1 until the slot is registered
+        self.failure = ""  # why registration failed for good, or empty
         self._thread = threading.Thread(target=self._work, name="membership", daemon=True)
         self._thread.start()
 
     def wait_registered(self, timeout: float) -> bool:
-        """Whether there is an incarnation; RuntimeError if there never will be."""
+        """Whether the slot is registered; RuntimeError if registration failed for good."""
         self._settled.wait(timeout)
         if self.failure:
             raise RuntimeError(f"slot {self._slot} cannot be registered: {self.failure}")
         return self.incarnation >= 0
 
     def newest(self) -> int | None:
-        """Updates behind the newest published weights; None while that is unknown."""
+        """Number of updates in the newest published weights; None while unknown."""
         return self._newest
 
     def close(self) -> None:
@@ -69,8 +69,8 @@ class Membership:
             self._settled.set()
 
     def _turn(self, coordinator: Coordinator) -> bool:
-        """One heartbeat; False once the slot is lost. Whatever fails is tried again at the next
-        one, except for an unknown failure before there is an incarnation."""
+        """One heartbeat; False once the slot is lost. Failures are retried at the next
+        heartbeat, except that unknown failures before registration are raised."""
         kept = True
         try:
             kept = self._beat(coordinator)

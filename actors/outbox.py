@@ -1,7 +1,7 @@
-"""Episodes on their way to the store: each is stored once, in order, however often it is sent.
+"""Sends episodes to the store: each is stored once, in order, however often it is sent.
 
-The store takes the key (slot, incarnation, sequence) once, so sending again is safe. The outbox
-also keeps some acknowledged episodes, in case a store restarts without what it had promised.
+The store accepts each key (slot, incarnation, sequence) once, so sending again is safe. The outbox
+also keeps some acknowledged episodes, in case a store loses them in a restart.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ from m3pc.telemetry.recorder import Recorder
 from m3pc.types import Ack, AckStatus, AppendKey, EpisodeSink
 
 MAX_BYTES: Final = 16 << 20
-BACKOFF: Final = Backoff(first=0.05, longest=5.0)  # before an episode is sent again
-MAX_FLUSH_PAUSE: Final = 0.25  # seconds, while a caller waits for the end
+BACKOFF: Final = Backoff(first=0.05, longest=5.0)  # pauses between attempts to send
+MAX_FLUSH_PAUSE: Final = 0.25  # seconds, during `flush`
 JOIN_SECONDS: Final = 0.5
 
 log = logging.getLogger(__name__)
@@ -37,13 +37,13 @@ class AckedEpisode:
     key: AppendKey
     ack: Ack
     steps: int
-    sha256: str  # of the payload
+    sha256: str  # hash of the payload
 
 
 class AckLog:
-    """An `on_ack` that writes one JSON line an episode, to be compared with the store later.
+    """An `on_ack` that writes one JSON line per episode, to compare with the store later.
 
-    A line is handed to the operating system before the next episode is sent.
+    Each line reaches the operating system before the next episode is sent.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,7 +67,7 @@ class _OutboxEntry:
 
 
 class Outbox:
-    """A thread that sends. `put` waits while too much is unacknowledged: that is back-pressure."""
+    """Sends episodes in a thread. `put` waits while too much is unacknowledged (back-pressure)."""
 
     def __init__(
         self,
@@ -84,8 +84,7 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
         backoff: Backoff = BACKOFF,
     ) -> None:
-        """`max_episodes`, `max_bytes`: limits of what waits for an acknowledgement, and likewise of
-        what is kept after it."""
+        """`max_episodes` and `max_bytes` limit unacknowledged episodes, and also kept ones."""
         self._sink, self._slot, self._incarnation = sink, slot, incarnation
         self._recorder, self._clock = recorder, clock
         self._on_ack, self._on_reject = on_ack, on_reject
@@ -95,8 +94,8 @@ class Outbox:
         self._acked = self._sequence = self._failures = 0
         self._change = threading.Condition()
         self._closed = self._flushing = False
-        self.fenced = False  # another incarnation has the slot: nothing more is taken
-        self.failure = ""  # why nothing more can be sent; empty while it can
+        self.fenced = False  # the store takes no more episodes of this incarnation
+        self.failure = ""  # why sending failed for good, or empty
         self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
         self._thread.start()
 
@@ -110,7 +109,7 @@ class Outbox:
             return self._waiting
 
     def put(self, payload: bytes, timeout: float, *, steps: int = 0) -> bool:
-        """False if there was no room in time, or nothing more can be sent."""
+        """Queue an episode. False if there was no room in time, or the outbox ended."""
         begin = self._clock()
         with self._change:
             had_room = self._has_room(len(payload))
@@ -125,7 +124,7 @@ class Outbox:
         return True
 
     def flush(self, seconds: float) -> int:
-        """Wait until all episodes are acknowledged, at most so long; how many are not."""
+        """Wait up to `seconds` for all acknowledgements. Returns how many are missing."""
         with self._change:
             self._flushing = True
             self._change.notify_all()
@@ -133,7 +132,7 @@ class Outbox:
             return self._waiting
 
     def close(self) -> None:
-        """Give up what is not acknowledged. A call to the store that hangs is left alone."""
+        """Give up unacknowledged episodes. Does not wait for a store call that hangs."""
         with self._change:
             self._closed = True
             self._change.notify_all()
@@ -144,7 +143,7 @@ class Outbox:
         return len(self._held) - self._acked
 
     def _has_room(self, size: int) -> bool:
-        """A payload above all limits goes alone, or it would wait indefinitely."""
+        """A payload above the limits is sent alone; otherwise it would wait indefinitely."""
         unsent = sum(len(self._held[k].payload) for k in range(self._acked, len(self._held)))
         return not self._waiting or (
             self._waiting < self._max_episodes and unsent + size <= self._max_bytes
@@ -221,7 +220,7 @@ class Outbox:
             self._changed()
 
     def _pause(self, reason: str) -> None:
-        """Wait for a random part of the back-off; a flush that begins meanwhile ends it."""
+        """Wait for a random part of the back-off; a `flush` that begins meanwhile ends the wait."""
         with self._change:
             self._failures += 1
             longest = self._backoff.pause(self._failures) == self._backoff.longest

@@ -1,6 +1,6 @@
 """A rollout process under Ray. Logic belongs in rollout_worker.py.
 
-Ray restarts the process by itself; it comes back idle, and the driver sends it its configuration
+Ray restarts a process that died. The new one is idle until the driver sends the configuration
 again. Nothing heavy is imported before the constructor has set the number of threads.
 """
 
@@ -26,17 +26,17 @@ ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 log = logging.getLogger(__name__)
 
 
-# Ray's types do not know max_concurrency; more than 1 so that it answers while it drains.
+# max_concurrency > 1: the actor answers while it drains. Ray's types lack this argument.
 @ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=0, max_concurrency=4)  # type: ignore[call-overload]
 class RolloutActor:
-    """The Ray actor of one slot, around a `RolloutWorker`. Its methods are those of the worker."""
+    """The Ray actor of one slot. It forwards its methods to a `RolloutWorker`."""
 
     def __init__(self, slot: int) -> None:
         self._slot = slot
         self._worker: RolloutWorker | None = None
         os.environ.update(ONE_THREAD)
         logging.basicConfig(level=logging.INFO)
-        # Ray runs constructors in the main thread, where alone a handler may be set.
+        # Only the main thread may set a handler; Ray runs constructors there.
         signal.signal(signal.SIGTERM, self._terminated)
 
     def start(self, config: "RolloutConfig") -> None:
@@ -60,7 +60,7 @@ class RolloutActor:
             self._worker.stop()
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
-        """Drain in a thread: the main one has to serve Ray. A second signal ends it at once."""
+        """Drain in a thread: the main thread serves Ray. A second signal ends the process."""
         signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
         threading.Thread(target=self._leave, name="leave").start()
 

@@ -1,4 +1,4 @@
-"""What a rollout process reports about itself. Loads no numpy: reports come before any work."""
+"""What a rollout process reports about itself. Loads no numpy: idle processes report, too."""
 
 import math
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ EpisodeOutcome = Literal["terminated", "truncated", "aborted"]
 class FinishedEpisode(NamedTuple):
     """An episode that ended. Numbers go up by 1, so a supervisor that polls often misses none."""
 
-    number: int  # of this incarnation, from 0
+    number: int  # counts from 0 in each incarnation
     outcome: EpisodeOutcome
-    total: float  # of its rewards
+    total: float  # sum of rewards
     length: int
     version: int  # `Version.packed` at its first step
-    steps: int  # of all environments of this incarnation, when it ended
+    steps: int  # taken by all environments of the incarnation until its end
     planned: float = math.nan  # return that planning expected at its first step, or NaN
-    realised: float = math.nan  # the return that came, discounted as the plan was
+    realised: float = math.nan  # actual return, discounted as in the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

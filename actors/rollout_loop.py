@@ -1,4 +1,4 @@
-"""Collects episodes until `stop` is called. E environments of a buffer, A action.
+"""Collects episodes until `stop` is called. E environments in a buffer, A action.
 
 The environments form two buffers that take turns (double buffering): one steps while a planner
 decides for the other.
@@ -38,8 +38,8 @@ from m3pc.types import (
 
 MAX_FINISHED: Final = 512  # finished episodes that are kept for reports
 PUT_SECONDS: Final = 0.1  # how long to wait for a full outbox before testing whether to stop
-RETRY_SECONDS: Final = 0.2  # before a planner that is gone, or whose policy is old, is asked again
-FAILED_SECONDS: Final = 5.0  # for the store to take what there is, if no caller gave a time
+RETRY_SECONDS: Final = 0.2  # pause before asking again after a lost planner or an old policy
+FAILED_SECONDS: Final = 5.0  # time to send the remaining episodes, unless `stop` gave one
 
 log = logging.getLogger(__name__)
 
@@ -48,22 +48,22 @@ log = logging.getLogger(__name__)
 class ExplorationConfig:
     """How actions are chosen while data are collected."""
 
-    mode: Mode | None = None  # of the planner; None: as the weights are configured
-    discount: float = 1.0  # of the returns that the planner's utilities estimate
+    mode: Mode | None = None  # planner's mode; None: as the weights are configured
+    discount: float = 1.0  # as in the planner's utilities; reports compare returns with them
     noise_scale: float = 0.0  # std of Gaussian noise on the actions of mode rcbc; 0: planning
-    planner_timeout: float = 10.0  # seconds without a decision, after which it is asked again
-    max_policy_lag: int = 5000  # updates behind the learner; an older policy is not acted on
+    planner_timeout: float = 10.0  # seconds to wait for a decision before asking again
+    max_policy_lag: int = 5000  # updates behind the learner; older decisions are dropped
 
     def request(self, window: Window) -> PlanRequest:
-        """With noise: the policy's median, for the return that planning would ask for."""
+        """With noise, ask for the policy's median at the return that planning would target."""
         noisy = bool(self.noise_scale)
         return PlanRequest(
             window=window, mode="rcbc" if noisy else self.mode, explore=True, mean=noisy
         )
 
     def add_noise(self, decision: Decision, window: Window) -> Decision:
-        """Each row gets noise from its own episode's stream at its own step, so an episode does not
-        depend on which others are decided with it."""
+        """Draw each row's noise from a stream of its episode's seed and step, so that an episode
+        does not depend on the other rows."""
         if not self.noise_scale:
             return decision
         rows = zip(window.seeds.tolist(), window.steps.tolist(), strict=True)
@@ -76,7 +76,7 @@ class ExplorationConfig:
 
 @dataclass(slots=True)
 class _EnvBuffer:
-    """Environments that step together, and the request that is open for them."""
+    """Environments that step together, and their open planner request."""
 
     rollout: VectorRollout
     free: Booleans  # [E] slots without an episode
@@ -85,9 +85,9 @@ class _EnvBuffer:
 
 
 class RolloutLoop:
-    """The loop of a `RolloutWorker`: its environments, the planner and the outbox, step by step.
+    """Steps a `RolloutWorker`'s environments by the planner's decisions and fills the outbox.
 
-    One thread calls `run`; any other may call the rest.
+    One thread calls `run`; any thread may call the other public methods.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RolloutLoop:
         newest: Callable[[], int | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`newest`: updates behind the newest published weights, None where that is unknown."""
+        """`newest()`: number of updates in the newest published weights; None if unknown."""
         self._exploration, self._planner = exploration, planner
         self._outbox, self._encode = outbox, encode
         self._recorder, self._newest, self._clock = recorder, newest, clock
@@ -117,12 +117,12 @@ class RolloutLoop:
         ]
         self._unsent: deque[tuple[bytes, int]] = deque()  # payload, steps
         self._stop, self._ended = threading.Event(), threading.Event()
-        self._until: float | None = None  # when unsent episodes are given up, once stopped
+        self._until: float | None = None  # after `stop`: when to give up unsent episodes
         self._finished: deque[FinishedEpisode] = deque(maxlen=MAX_FINISHED)
         self._steps = self._episodes = 0
 
     def run(self) -> None:
-        """Collect until `stop` is called or the outbox ends; then unfinished episodes are cut."""
+        """Collect until `stop` is called or the outbox ends; then cut and send all episodes."""
         try:
             self._collect()
         finally:
@@ -133,12 +133,12 @@ class RolloutLoop:
                 self._ended.set()
 
     def stop(self, seconds: float = 0.0) -> None:
-        """Step no more; the store has so long to take what there is."""
+        """Stop stepping; `run` then has `seconds` to send the remaining episodes."""
         self._until = self._clock() + seconds
         self._stop.set()
 
     def drain(self, seconds: float) -> int:
-        """Stop and wait; how many episodes the store has not acknowledged."""
+        """Stop and wait. Returns how many episodes the store has not acknowledged."""
         self.stop(seconds)
         self._ended.wait(seconds)
         return self.unacked
@@ -152,7 +152,7 @@ class RolloutLoop:
         return [episode for episode in tuple(self._finished) if episode.number > after]
 
     def save(self, seconds: float) -> None:
-        """Cut all episodes and send them, as far as that goes within so many seconds."""
+        """Cut all episodes short and send as many as possible within `seconds`."""
         until = self._clock() + seconds
         for buffer in self._buffers:
             for rollout in buffer.rollout.cut():
@@ -184,7 +184,7 @@ class RolloutLoop:
         buffer.pending = self._planner.ask(self._exploration.request(buffer.window))
 
     def _decision(self, buffer: _EnvBuffer) -> Decision | None:
-        """The planner's decision, asked for as often as it takes; None when it is time to end."""
+        """Ask until the planner gives a decision that is not stale; None once stopping."""
         assert buffer.window is not None
         while not self._stopping:
             decision = self._result(buffer)
@@ -196,7 +196,7 @@ class RolloutLoop:
         return None
 
     def _result(self, buffer: _EnvBuffer) -> Decision | None:
-        """What the open request brings; None where no planner answers it."""
+        """The decision for the open request; None if no planner answers."""
         assert buffer.pending is not None and buffer.window is not None
         try:
             with self._blocked("planner"):
@@ -276,7 +276,7 @@ class RolloutLoop:
 
 
 def _checked(decision: Decision, rows: int) -> Decision:
-    """A planner is another process: no number of it may spoil an episode."""
+    """Validate the decision, which comes from another process, and clip its actions."""
     actions = decision.actions
     if len(actions) != rows or not np.isfinite(actions).all():
         raise ValueError(

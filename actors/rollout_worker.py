@@ -1,4 +1,4 @@
-"""A rollout process from idle to ended, without Ray: environments, planner and store are joined."""
+"""Runs a rollout process from idle to ended, without Ray."""
 
 import logging
 import os
@@ -34,18 +34,18 @@ class RolloutConfig:
     """What to collect, and with which services. Small and picklable: it is sent to a process."""
 
     env_id: str
-    seed: int  # of the run
+    seed: int  # the run's seed
     exploration: ExplorationConfig
     planner: PlannerEndpoint
     sink: EpisodeSink
     encode: Callable[[Episode], bytes]
     connect: Callable[[], Coordinator]
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)  # for gymnasium.make
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make
     envs: int = 4
-    step_timeout: float = 30.0  # seconds, after which an environment counts as hung
+    step_timeout: float = 30.0  # seconds before an environment counts as hung
     max_unacked: int = 32  # episodes that may wait for the store
-    heartbeat: float = 2.0  # seconds between two
-    ack_log: Path | None = None  # file for a line per acknowledged episode
+    heartbeat: float = 2.0  # seconds between two heartbeats
+    ack_log: Path | None = None  # file that gets a line per acknowledged episode
 
 
 class WatchdogFactory(Protocol):
@@ -53,10 +53,7 @@ class WatchdogFactory(Protocol):
 
 
 class RolloutWorker:
-    """What the process of one slot does: it registers, then runs a `RolloutLoop` in a thread.
-
-    Each `start` is a new incarnation.
-    """
+    """Registers its slot and runs a `RolloutLoop` in a thread. Each `start` is an incarnation."""
 
     def __init__(
         self,
@@ -71,7 +68,7 @@ class RolloutWorker:
         self._state: RolloutState = "idle"
 
     def _reset(self) -> None:
-        """Forget the incarnation before."""
+        """Forget the previous incarnation."""
         self._recorder = Recorder()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -81,7 +78,7 @@ class RolloutWorker:
         self._reason, self._drain_seconds = "", 0.0
 
     def start(self, config: RolloutConfig) -> None:
-        """Begin to collect, in a thread; does nothing while it runs already."""
+        """Begin to collect in a thread; does nothing if already running."""
         with self._lock:
             if self._state in ("running", "draining"):
                 return
@@ -93,7 +90,7 @@ class RolloutWorker:
             self._thread.start()
 
     def report(self, after: int = -1) -> ProcessReport[RolloutStatus]:
-        """With the finished episodes whose numbers are above `after`."""
+        """The status, with the finished episodes numbered above `after`."""
         loop, membership = self._loop, self._membership
         status = RolloutStatus(
             state=self._state,
@@ -106,8 +103,7 @@ class RolloutWorker:
         return ProcessReport(pid=os.getpid(), snapshot=self._recorder.snapshot(), detail=status)
 
     def drain(self, seconds: float) -> int:
-        """End within so many seconds, with as many episodes as possible in the store; how many are
-        not."""
+        """Send the remaining episodes and end within `seconds`. Returns how many are unacked."""
         self._end("drained", seconds, draining=True)
         if self._thread is not None:
             self._thread.join(seconds)
@@ -196,8 +192,7 @@ class RolloutWorker:
     def _env_buffers(
         self, config: RolloutConfig, watchdog: EnvWatchdog
     ) -> Iterator[FaultTolerantEnvs]:
-        """Two halves, of which one steps while a planner decides for the other; a single
-        environment is a buffer alone."""
+        """Two halves: one steps while the planner decides for the other."""
         half = (config.envs + 1) // 2
         for first, end in ((0, half), (half, config.envs)):
             if end > first:

@@ -1,4 +1,4 @@
-"""Roll a policy out in one environment, one complete episode at a time: how data are made."""
+"""Roll a policy out in one environment, one episode at a time, to make data sets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ class EpisodePolicy(ActionFn, Protocol):
     """A policy for one episode; it may keep state from step to step."""
 
     def stops(self) -> bool:
-        """Whether the episode is to end here, though the environment would go on."""
+        """Whether to cut the episode short here."""
 
 
 class EpisodeSchedule(Protocol):
@@ -31,7 +31,7 @@ class EpisodeSchedule(Protocol):
         """Episodes that belong together: a collection ends after the last of them."""
 
     def initial_state(self, number: int) -> int:
-        """The number of the initial state; episodes with the same one begin alike."""
+        """The number of the initial state; episodes with the same number begin alike."""
 
     def policy_of(self, number: int, rng: np.random.Generator) -> EpisodePolicy: ...
 
@@ -78,7 +78,7 @@ def play(
     number: int,
     version: int = -1,
 ) -> Episode:
-    """Episode `number` of a collection: it depends on that and on the collection's seed only."""
+    """Play episode `number` of a collection. It depends on `seed` and `number` only."""
     reset_seed, _ = data_episode(seed, schedule.initial_state(number))
     _, rng = data_episode(seed, number)
     policy = schedule.policy_of(number, rng)
@@ -94,8 +94,8 @@ def rollout(
     version: int = -1,
     stops: Callable[[], bool] = lambda: False,
 ) -> Episode:
-    """One episode from reset to its end, or cut short where `stops` says so before a step. The
-    policy sees the float32 states that are stored."""
+    """Play one episode, cut short before a step at which `stops()` is true. The policy sees the
+    float32 states that are stored."""
     observation, _ = env.reset(seed=seed)
     state = np.asarray(observation, dtype=np.float32)
     recorder = EpisodeRecorder(state, seed=seed)

@@ -39,13 +39,13 @@ class VectorEnvs(Protocol):
     action_size: int
 
     def reset(self, seeds: Sequence[int | None], mask: Booleans) -> tuple[Floats, Booleans]:
-        """Reset those that the mask names: states [E, S], and which were faulty [E]."""
+        """Reset the environments in the mask [E]. Returns states [E, S], and which failed [E]."""
 
     def step(self, actions: Floats) -> VectorStep: ...
 
 
 class GymVectorAdapter:
-    """A gymnasium vector as `VectorEnvs`: a fault in one environment is an exception for all."""
+    """Adapts a gymnasium vector to `VectorEnvs`. A fault in one environment raises for all."""
 
     def __init__(self, vector: FloatVectorEnv) -> None:
         self._vector = vector
@@ -54,7 +54,7 @@ class GymVectorAdapter:
         self._none_faulty = np.zeros(self.count, np.bool_)
 
     def reset(self, seeds: Sequence[int | None], mask: Booleans) -> tuple[Floats, Booleans]:
-        """Always by mask: some environments tell options {} from None."""
+        """A mask is always given: some environments treat options {} unlike None."""
         options = {"reset_mask": mask}
         states, _ = self._vector.reset(seed=list(seeds), options=options)  # type: ignore[arg-type]
         return states.astype(np.float32), self._none_faulty
@@ -69,23 +69,23 @@ class GymVectorAdapter:
 class Rollout:
     """An episode, and what the planner reported at each of its steps."""
 
-    number: int  # of the episode, in the order of the starts
+    number: int  # index of the episode's start
     episode: Episode
     planning: PlanningTrace
 
 
 class VectorRollout:
-    """Plays episodes in environments that step together, one episode a slot.
+    """Plays episodes in environments that step together, one episode per slot.
 
-    The caller passes each window to a planner and its decision back: a `RolloutLoop` does so for a
-    run, `actors.episodes.rollouts` for an evaluation. Slots without an episode idle.
+    The caller gives each window to a planner, and the decision to `step`: `RolloutLoop` in a run,
+    `actors.episodes.rollouts` in an evaluation. Slots without an episode idle.
     """
 
     def __init__(
         self, envs: VectorEnvs, *, window: int, horizon: int, waypoints: Waypoints | None = None
     ) -> None:
         self._envs, self._waypoints = envs, waypoints
-        self._numbers: dict[int, int] = {}  # of the running episodes, by slot
+        self._numbers: dict[int, int] = {}  # episode numbers by slot
         self._recorders: dict[int, EpisodeRecorder] = {}  # by slot
         self._histories = HistoryBuffer(
             envs.count,
@@ -98,15 +98,14 @@ class VectorRollout:
     def begin(self, free: Booleans, numbered: Iterator[tuple[int, EpisodeStart]]) -> bool:
         """Reset the free slots and give them the next episodes; False if no episode runs now.
 
-        A slot whose environment fails at the reset takes the episode after it, until the
-        environments raise.
+        A slot whose environment fails at the reset takes the next episode, until `reset` raises.
         """
         while free.any():
             slots = np.flatnonzero(free).tolist()
             begun = dict(zip(slots, numbered, strict=False))
             if not (begun or self._recorders):
                 break
-            # A slot that idles has no seed, but must be reset: no step is taken after an end.
+            # Idle slots are reset, too, without a seed: they must not be stepped after an end.
             seeds = [begun[slot][1][0] if slot in begun else None for slot in range(len(free))]
             states, faulty = self._envs.reset(seeds, free)
             for slot, (number, (reset_seed, planning_seed)) in begun.items():
@@ -118,7 +117,7 @@ class VectorRollout:
         return bool(self._recorders)
 
     def window(self) -> Window:
-        """What the planner has to decide on next, a row for each running episode."""
+        """The planner's next input: one row per running episode."""
         return self._histories.window(self._running)
 
     def step(self, decision: Decision) -> VectorStep:
@@ -136,20 +135,19 @@ class VectorRollout:
         return step
 
     def ended(self, step: VectorStep) -> Iterator[Rollout]:
-        """The episodes that this step ended. That of a faulty environment ended with the step
-        before, if there was one: it is cut short."""
+        """The episodes that this step ended. A fault cuts an episode short before this step."""
         for slot in self._running:
             if step.ended[slot]:
                 terminated, truncated = bool(step.terminated[slot]), bool(step.truncated[slot])
                 yield from self._finish(slot, terminated=terminated, truncated=truncated)
 
     def cut(self) -> Iterator[Rollout]:
-        """End all episodes where they are."""
+        """Cut all running episodes short."""
         for slot in self._running:
             yield from self._finish(slot, terminated=False, truncated=False)
 
     def _finish(self, slot: int, *, terminated: bool, truncated: bool) -> Iterator[Rollout]:
-        """The slot's episode; nothing if it has no step."""
+        """Yield the slot's episode, unless it has no step."""
         recorder, number = self._recorders.pop(slot), self._numbers.pop(slot)
         if len(recorder):
             yield Rollout(

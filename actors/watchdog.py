@@ -10,14 +10,14 @@ from m3pc.core.exit_codes import INTERNAL
 from m3pc.core.watchdog import Watchdog
 
 SAVE_SECONDS: Final = 2.0
-GRACE: Final = 5.0  # seconds that the timer in C waits longer than the Python thread
+GRACE: Final = 5.0  # seconds that the C timer fires after the Python thread's limit
 MAX_POLL_SECONDS: Final = 1.0
 
 log = logging.getLogger(__name__)
 
 
 class EnvWatchdog(Watchdog):
-    """A StepWatchdog. Times only the calls between `arm` and `disarm`; waiting is no hang."""
+    """A StepWatchdog. It times only calls between `arm` and `disarm`, so waiting is no hang."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class EnvWatchdog(Watchdog):
         clock: Callable[[], float] = time.monotonic,
         end: Callable[[int], object] | None = None,
     ) -> None:
-        """`timeout`: seconds that one call may take. `save(slot, seconds)` is called once, in a
-        thread of its own, and may take so many seconds."""
+        """One call may take `timeout` seconds. Then `save(slot, seconds)` is called once, in its
+        own thread, and may take `seconds`."""
         self._timeout, self._save, self._clock = timeout, save, clock
-        self._armed: tuple[int, float] | None = None  # slot, since when
-        # Held while the process ends, so a call that returns after all stays in `disarm`.
+        self._armed: tuple[int, float] | None = None  # slot, time of `arm`
+        # Held while the process ends: a call that returns late then waits in `disarm`.
         self._arming = threading.Lock()
         super().__init__(
             self._elapsed,

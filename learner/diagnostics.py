@@ -1,4 +1,4 @@
-"""What decides whether planning can work: errors of model and critic on held-out episodes."""
+"""Errors of model and critic on held-out episodes, which decide whether planning can work."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,7 +24,7 @@ def measure_model(
     config: Config,
     batches: Iterable[WindowBatch[NDArray[Any]]],
 ) -> dict[str, float]:
-    """Mean squared errors in the model's space; the current step stands where planning puts it.
+    """Mean squared errors in the model's space, with the current step where planning puts it.
 
     `copy_*` is the error of repeating the current state. Always predicting the mean has an error of
     about 1, and of `action_spread` for actions, which are not normalised. Actions are predicted as
@@ -64,7 +64,7 @@ def measure_model(
 def measure_critic(
     critic: Critic, batches: Iterable[TransitionBatch[NDArray[Any]]]
 ) -> dict[str, float]:
-    """Means of V, Q and the observed discounted return; correlations of V and of Q with it."""
+    """Means of V, Q and the observed discounted return; correlations of V and Q with the return."""
     device = critic.state_mean.device
     parts: dict[str, list[NDArray[Any]]] = {"v": [], "q": [], "seen": []}
     for batch in batches:

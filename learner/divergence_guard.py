@@ -1,11 +1,11 @@
-"""When too many updates were not finite to go on by skipping them."""
+"""Decides when too many updates were skipped because they were not finite."""
 
 from collections import deque
 from collections.abc import Iterable
 
 from m3pc.types import DivergedError
 
-MAX_IN_A_ROW, WINDOW, MAX_SHARE = 10, 1000, 0.01  # skipped updates, of the last WINDOW
+MAX_IN_A_ROW, WINDOW, MAX_SHARE = 10, 1000, 0.01  # limits of skips: in a row, share of WINDOW
 MAX_ROLLBACKS = 3
 
 
@@ -18,7 +18,7 @@ class DivergenceGuard:
         self.rollbacks = rollbacks
 
     def skip(self, number: int) -> bool:
-        """Count update `number` as skipped; whether to go back to the last checkpoint."""
+        """Count update `number` as skipped; True if the run must go back to the last checkpoint."""
         self._skipped.append(number)
         while self._skipped[0] <= number - WINDOW:
             self._skipped.popleft()

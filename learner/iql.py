@@ -26,7 +26,7 @@ class CriticLearner:
         self._adam = torch.optim.Adam(self._named.values(), config.lr, fused=True)
 
     def update(self, batch: TransitionBatch[NDArray[Any]]) -> dict[str, float]:
-        """V towards an expectile of the target Q, Q towards reward and next V, targets towards Q.
+        """Move V towards an expectile of target Q, Q towards reward and next V, targets towards Q.
 
         The next V is computed before V's step and the two losses share no parameters, so one
         backward pass and one step of Adam equal the two steps in turn.
@@ -48,7 +48,7 @@ class CriticLearner:
         return numbers
 
     def regress(self, batch: TransitionBatch[NDArray[Any]]) -> dict[str, float]:
-        """Q and V towards the observed discounted return; the targets become equal to Q."""
+        """Move Q and V towards the observed discounted return; the targets become equal to Q."""
         rows = self._on_device(batch)
         value_loss = (self.critic.value(rows.states) - rows.returns).square().mean()
         q_loss = (self.critic.q_values(rows.states, rows.actions) - rows.returns).square().mean()
@@ -58,7 +58,7 @@ class CriticLearner:
         return numbers
 
     def state(self) -> dict[str, Tensor]:
-        """What the next update needs beside the critic's own weights."""
+        """The target networks and the moments of Adam."""
         targets = {f"target.{name}": x for name, x in self._target_state().items()}
         return targets | optimiser_state(self._adam, self._named)
 
@@ -84,7 +84,7 @@ class CriticLearner:
         gradients = [x.grad for x in self._named.values() if x.grad is not None]
         self._group.average(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
-        # The only place that waits for the device: before the step, which it may refuse.
+        # The only wait for the device: losses and gradient must be finite before the step.
         losses = {"value_loss": value_loss.item(), "q_loss": q_loss.item()}
         numbers = self._group.all_reduce(losses)  # all learners go on, or none
         require_finite(sum(numbers.values()), "the critic's loss", "critic.lr")

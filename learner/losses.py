@@ -1,4 +1,4 @@
-"""What the trajectory model minimises. B rows, T steps, A numbers of an action."""
+"""Losses of the trajectory model. B rows, T steps, A numbers of an action."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -14,17 +14,16 @@ from m3pc.model.btm import Prediction
 from m3pc.model.masks import ACTIONS, Mask
 from m3pc.model.normalisation import Tokens
 
-# `actions` is the squared error of visible actions. `scored` is 1 where the likelihood and the
-# entropy had an action to score; where it is 0, `nll` and `entropy` are 0 too.
+# `actions` is the squared error of visible actions. `scored` is 1 if likelihood and entropy had an
+# action to score, else 0; then `nll` and `entropy` are 0 too.
 TERMS: Final = ("states", "actions", "rewards", "returns", "nll", "entropy", "scored", "total")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """The loss to minimise, and its terms for reports: one tensor, so that reading them is one
-    transfer from the device."""
+    """The loss to minimise, and its terms for reports: one tensor, read in one device transfer."""
 
-    total: Tensor  # with its graph
+    total: Tensor  # differentiable
     terms: Tensor  # [len(TERMS)], detached
 
     def __getitem__(self, name: str) -> Tensor:
@@ -42,7 +41,7 @@ def trajectory_losses(
     loss: LossConfig,
     entropy: EntropyConfig,
 ) -> Losses:
-    """Squared errors of all tokens, visible or not; likelihood and entropy of actions; their sum.
+    """Squared errors of all tokens, visible or not; likelihood and entropy of actions; the total.
 
     `noise` [B, T, A] is standard normal: the entropy is estimated with one sample per token.
     """
@@ -75,7 +74,7 @@ def trajectory_losses(
 def _likelihood(
     prediction: Prediction, actions: Tensor, noise: Tensor, steps: Tensor, config: EntropyConfig
 ) -> tuple[Tensor, Tensor]:
-    """Negative log likelihood and entropy at some steps: means, per dimension or summed over A."""
+    """Mean negative log likelihood and entropy at some steps, per dimension or summed over A."""
     mu, log_sigma = prediction.mu[:, steps], prediction.log_sigma[:, steps]
     nll = -squashed_gaussian.log_density(actions[:, steps], mu, log_sigma)
     entropy = -squashed_gaussian.draw(mu, log_sigma, noise[:, steps])[1]

@@ -18,7 +18,7 @@ from m3pc.types import Floats, TransitionBatch, WindowBatch
 
 
 class OnlineLearner:
-    """Starts from weights; update k is a function of the state before it, its batches and k."""
+    """Update k is a function of k, its batches and the state before."""
 
     def __init__(
         self,
@@ -27,8 +27,8 @@ class OnlineLearner:
         config: Config,
         group: ProcessGroup | None = None,
     ) -> None:
-        """`training` is the state of pretraining, or empty. The critic continues from it, alpha too
-        if entropy.alpha_online is `keep`; AdamW starts anew."""
+        """`training` is the state of pretraining, or empty. The critic continues from this state,
+        and so does alpha if entropy.alpha_online is `keep`; AdamW starts anew."""
         device = config.compute.device
         self._initial, self.config = weights, config
         self.model = TrajectoryLearner(
@@ -50,9 +50,9 @@ class OnlineLearner:
         windows: WindowBatch[NDArray[Any]],
         transitions: Iterable[TransitionBatch[NDArray[Any]]],
     ) -> dict[str, float]:
-        """Update `number`: the critic on each batch of transitions, then the model once.
+        """Update the critic on each batch of transitions, then the model once.
 
-        A loss that is not finite raises DivergedError before the step that it would have led to.
+        A loss that is not finite raises DivergedError before its step.
         """
         numbers: dict[str, float] = {}
         step = self.critic.update if self.config.critic.online == "iql" else self.critic.regress
@@ -81,7 +81,7 @@ class OnlineLearner:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """What the next update needs beside the weights."""
+        """The training state of model and critic, without their weights."""
         return {f"model.{name}": x for name, x in self.model.state().items()} | {
             f"critic.{name}": x for name, x in self.critic.state().items()
         }
@@ -95,7 +95,7 @@ class OnlineLearner:
 
 
 def _with_online_losses(config: Config) -> Config:
-    """With the terms of the loss that are minimised online."""
+    """Drop the terms of the loss that are not minimised online."""
     if config.loss.online == "all":
         return config
     return replace(

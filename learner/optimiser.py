@@ -16,14 +16,14 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """A learning rate at each update, and the setting that lowers it, for error messages."""
+    """A learning rate by update, and the setting that error messages advise to lower."""
 
     setting: str
     at: Callable[[int], float]
 
 
 def adamw(model: nn.Module, config: OptimiserConfig) -> AdamW:
-    """Decay on the weights of linear maps only: not on biases, norms, modality and mask tokens."""
+    """Decay the weights of linear maps only: not biases, norms, modality and mask tokens."""
     decayed = [m.weight for m in model.modules() if isinstance(m, nn.Linear)]
     decayed_ids = {id(weight) for weight in decayed}
     others = [p for p in model.parameters() if id(p) not in decayed_ids]
@@ -36,7 +36,7 @@ def adamw(model: nn.Module, config: OptimiserConfig) -> AdamW:
 
 
 def learning_rate(config: PretrainConfig, update: int) -> float:
-    """Of pretraining: linear warm-up, then a cosine down to 0 at the last update."""
+    """The rate of pretraining: linear warm-up, then a cosine down to 0 at the last update."""
     if update < config.warmup:
         return config.lr * (update + 1) / config.warmup
     share = (update - config.warmup) / max(config.updates - config.warmup, 1)
@@ -44,15 +44,14 @@ def learning_rate(config: PretrainConfig, update: int) -> float:
 
 
 def online_rate(config: OnlineConfig, update: int) -> float:
-    """Of finetuning: linear from `lr` to `lr * lr_end` over the updates that all steps owe."""
+    """The rate of finetuning: linear from `lr` to `lr * lr_end` over the updates owed in all."""
     owed = config.steps * config.updates_per_step
     done = min(update / owed, 1.0) if owed else 0.0
     return config.lr * (1 + done * (config.lr_end - 1))
 
 
 def optimiser_state(optimiser: Adam, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The moments as `exp_avg.NAME` and so on, of parameters that have had a gradient: one that no
-    mask has used yet has none."""
+    """The moments as `exp_avg.NAME` and so on. A parameter that no mask has used yet has none."""
     return {
         f"{moment}.{name}": optimiser.state[parameter][moment]
         for name, parameter in named.items()
@@ -64,7 +63,7 @@ def optimiser_state(optimiser: Adam, named: Mapping[str, Tensor]) -> dict[str, T
 def restore_optimiser(
     optimiser: Adam, named: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
-    """Set the moments that `optimiser_state` returned; parameters without any start anew."""
+    """Set the moments that `optimiser_state` returned; parameters without moments start anew."""
     optimiser.state.clear()
     for name, parameter in named.items():
         if not any(f"{moment}.{name}" in state for moment in MOMENTS):
@@ -77,7 +76,7 @@ def restore_optimiser(
 
 
 def checked_tensor(state: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """A tensor of a saved state, refused if it is missing, not like `like`, or not finite."""
+    """A tensor of a saved state; InputError if missing, not finite, or of another shape or type."""
     tensor = state.get(name)
     if tensor is None:
         raise InputError(f"the state of training lacks {name}; use another checkpoint")
@@ -98,5 +97,5 @@ def require_finite(value: float, what: str, setting: str) -> None:
 
 
 def clip_gradients(parameters: Sequence[Tensor], max_norm: float) -> Tensor:
-    """Scale gradients down to a common norm of `max_norm` (0: no limit); the norm before that."""
+    """Scale gradients down to a common norm of `max_norm` (0: no limit); return the norm before."""
     return torch.nn.utils.clip_grad_norm_(parameters, max_norm or math.inf)

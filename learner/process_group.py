@@ -1,6 +1,6 @@
-"""The learners that share each batch: every one draws the same batch and works on its own rows.
+"""Learners that share each batch: all draw the same batch, and each works on its own rows.
 
-So a group computes what one learner would, up to rounding: sums go over the rows in another order.
+A group computes the same as one learner, up to rounding: sums have another order.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,11 +33,11 @@ class ProcessGroup:
         return numbers
 
     def broadcast(self, numbers: Sequence[int]) -> list[int]:
-        """The numbers of the learner of rank 0; all learners must give as many."""
+        """Return the numbers of rank 0; all learners must pass equally many."""
         return list(numbers)
 
     def all_equal(self, number: int) -> bool:
-        """Whether all learners have the same number; all get the same answer."""
+        """Whether all learners pass the same number; all get the same answer."""
         return True
 
     def barrier(self) -> None:
@@ -45,7 +45,7 @@ class ProcessGroup:
         self.all_equal(0)
 
     def per_rank_rng(self) -> AbstractContextManager[object]:
-        """Inside, torch draws other numbers in each learner; after it, the same ones again."""
+        """Inside, torch draws different numbers in each learner; afterwards, equal ones again."""
         return nullcontext()
 
     def leave(self) -> None:

@@ -37,13 +37,13 @@ class Publisher:
         keep: int,
         recorder: Recorder,
     ) -> None:
-        """`name` is the pointer's; `path` gives a version's file, relative to the run's folder;
-        `keep` is how many files stay."""
+        """`name` names the pointer; `path` gives a version's file, relative to the run's folder;
+        the newest `keep` files stay."""
         self._run, self._coordinator, self._name, self._path = run, coordinator, name, path
         self._keep, self._recorder = keep, recorder
         self.epoch = epoch
         self._newest: Pointer | None = None  # the newest file on disk
-        self._pending: Pointer | None = None  # the same, until the coordinator accepted it
+        self._pending: Pointer | None = None  # `_newest` until the coordinator accepts it
         (run / path(Version(epoch=epoch, number=0))).parent.mkdir(exist_ok=True)
 
     def publish(self, weights: Weights) -> Pointer:
@@ -68,7 +68,7 @@ class Publisher:
         return self._newest
 
     def publish_pointer(self) -> bool:
-        """Point to the newest file, unless the pointer does so already; whether it does now."""
+        """Point to the newest file if needed; False if the coordinator did not answer."""
         if self._pending is None:
             return True
         try:

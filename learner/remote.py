@@ -1,4 +1,4 @@
-"""Ray actors around learners. Logic belongs in what `build` returns, and in `work`."""
+"""Ray actors around learners. Logic belongs in the LearnerProcess, not here."""
 
 import logging
 import os
@@ -21,11 +21,10 @@ class LearnerProcess(Protocol):
         """Progress so far; `error` is why the work ended, or empty."""
 
 
-# The driver restarts it, under a new epoch. Ray's types do not know max_concurrency.
+# The driver restarts the actor, under a new epoch. Ray's types lack max_concurrency.
 @ray.remote(num_cpus=1, max_restarts=0, max_concurrency=4)  # type: ignore[call-overload]
 class LearnerActor:
-    """Works in a thread, so that it can answer calls meanwhile. An error of the work does not end
-    the process: it is in the report."""
+    """Learns in a thread and answers calls meanwhile. An error ends only the work: see `report`."""
 
     def __init__(self, build: Callable[[], LearnerProcess]) -> None:
         self.learner = build()
@@ -44,7 +43,7 @@ class LearnerActor:
         return self.learner.report(self._error)
 
     def stop(self, seconds: float) -> bool:
-        """Save and end; whether the work ended within `seconds` and without an error."""
+        """Save and end; True if the work ended within `seconds` and without an error."""
         self._stop.set()
         self._thread.join(seconds)
         return not self._thread.is_alive() and not self._error
@@ -55,8 +54,7 @@ class LearnerActor:
 
 @ray.remote(num_cpus=1, max_restarts=0, max_concurrency=2)  # type: ignore[call-overload]
 class FollowerActor:
-    """Runs a follower. It has no name and belongs to the lead learner's process, with which it
-    ends."""
+    """Runs a follower. The actor has no name and ends with the lead learner's process."""
 
     def work(self, work: Callable[[], None]) -> None:
         work()

@@ -11,7 +11,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from learner.process_group import DistributedGroup, PeersLostError
 
-# By device. What is broadcast and counted is on the CPU in any case.
+# By device. Broadcasts and counts are on the CPU in any case.
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 
 
@@ -23,14 +23,14 @@ class Rendezvous:
     port: int
     size: int  # learners
     device: str
-    seconds: float  # how long a learner waits for the others, now and in every later exchange
+    seconds: float  # how long a learner waits for the others, to join and in every exchange
 
 
 def create_rendezvous(
     host: str, *, size: int, device: str, seconds: float
 ) -> tuple[Rendezvous, TCPStore]:
-    """Open a rendezvous on this machine, at `host`. The process that opened it passes the store to
-    `join`; the others connect to its address."""
+    """Open a rendezvous on this machine, at `host`. This process passes the store to `join`; others
+    pass the rendezvous alone."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
     store = TCPStore(
@@ -45,7 +45,7 @@ def create_rendezvous(
 
 
 def join(rendezvous: Rendezvous, rank: int, store: TCPStore | None = None) -> DistributedGroup:
-    """Returns once all learners have joined; PeersLostError if they have not in time."""
+    """Wait until all learners have joined; PeersLostError if this takes too long."""
     timeout = timedelta(seconds=rendezvous.seconds)
     if rendezvous.host.startswith("127.") and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

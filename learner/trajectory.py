@@ -32,7 +32,7 @@ from m3pc.types import WindowBatch
 
 
 class TrajectoryLearner:
-    """Update k is a function of the weights, the k-th batch and (seed, k): no other state."""
+    """Update k is a function of the weights, `state()`, the k-th batch and (seed, k) only."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class TrajectoryLearner:
         self.model, self.config, self._normaliser = model, config, normaliser
         self._rate = rate or LearningRate("pretrain.lr", partial(learning_rate, config.pretrain))
         self._group = group or ProcessGroup()
-        # In double precision, which not every device has: it stays on the CPU.
+        # log_alpha stays on the CPU: not every device has double precision.
         start = torch.tensor(math.log(config.entropy.alpha), dtype=torch.float64)
         self.log_alpha = start.requires_grad_()
         self._named = dict(model.named_parameters())
@@ -55,7 +55,7 @@ class TrajectoryLearner:
         self._alpha_adam = torch.optim.Adam([self.log_alpha], config.entropy.alpha_lr)
 
     def update(self, number: int, batch: WindowBatch[NDArray[Any]]) -> dict[str, float]:
-        """Update `number`: one step of the model, and one of alpha towards the target entropy.
+        """Take one step of the model, and one of alpha towards the target entropy.
 
         A loss or gradient that is not finite raises DivergedError and changes no weight.
         """
@@ -67,7 +67,7 @@ class TrajectoryLearner:
         torch.autograd.backward(torch.stack([group.total for group in losses]).mean())
         self._group.average([x.grad for x in parameters if x.grad is not None])
         norm = clip_gradients(parameters, config.optimiser.clip)
-        # The only place that waits for the device: before the step, which it may refuse.
+        # The only wait for the device: loss and gradient must be finite before the step.
         rows, gradient = torch.stack([group.terms for group in losses]).tolist(), norm.item()
         means = _mean([dict(zip(TERMS, row, strict=True)) for row in rows])
         numbers = self._group.all_reduce(means)  # all learners go on, or none
@@ -82,19 +82,19 @@ class TrajectoryLearner:
 
     @property
     def alpha(self) -> float:
-        """What one nat of entropy is worth in the loss."""
+        """The weight of the entropy in the loss, per nat."""
         return math.exp(self.log_alpha.item())
 
     @contextmanager
     def _seeded(self, number: int) -> Iterator[None]:
-        """Torch's global generator, seeded for one update: dropout draws from no other."""
+        """Seed torch's global generator for one update; noise and dropout draw from it."""
         device = torch.device(self.config.compute.device)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(int(counter_stream(self.config.seed, number, NOISE).integers(2**62)))
             yield
 
     def _losses(self, number: int, batch: Tokens) -> list[Losses]:
-        """Of each group of rows, under a mask of its own."""
+        """Draw a mask for each group of rows and compute the group's losses."""
         config, losses = self.config, []
         rng = counter_stream(config.seed, number, MASKS)
         for group in zip(*(part.tensor_split(config.masks.groups) for part in batch), strict=True):
@@ -123,7 +123,7 @@ class TrajectoryLearner:
         self._alpha_adam.step()
 
     def state(self) -> dict[str, Tensor]:
-        """What the next update needs beside the model's own weights."""
+        """log_alpha and the moments of both optimisers."""
         return {
             "log_alpha": self.log_alpha.detach(),
             **optimiser_state(self._adamw, self._named),
@@ -151,7 +151,7 @@ def tokens(batch: WindowBatch[NDArray[Any]], normaliser: Normaliser, config: Con
 
 
 def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
-    """Over groups; likelihood and entropy only over the groups that scored an action."""
+    """Average over groups; likelihood and entropy only over groups that scored an action."""
     scored = sum(row["scored"] for row in rows)
     means = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
     for name in ("nll", "entropy"):

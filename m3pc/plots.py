@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, ACCENT, SOFT, ALARM = "#22303c", "#1f77b4", "#c9d6df", "#c0392b"
-COLORS = (ACCENT, "#d9822b", "#4b9b6e", ALARM, "#7a5ba6", "#8c6d46")  # of compared planners
+COLORS = (ACCENT, "#d9822b", "#4b9b6e", ALARM, "#7a5ba6", "#8c6d46")  # one per compared planner
 MAX_DOTS = 60  # subgoals that are drawn
 MAX_TOLERANCES = 12  # tolerances above and below a goal that are shown
-MIN_CELLS, MAX_CELLS = 10, 24  # of a two-dimensional histogram along each axis
+MIN_CELLS, MAX_CELLS = 10, 24  # cells along each axis of a 2-D histogram
 MIN_COLOR_SCALE = 4  # episodes: the darkest colour stands for this many or more
 
 
@@ -25,8 +25,8 @@ class RunPanel(NamedTuple):
     title: str
     ends: NDArray[np.int64]  # [K] environment steps
     values: NDArray[np.float64]  # [K]
-    steps: int  # of the run
-    level: float | None  # of the offline model, for comparison
+    steps: int  # length of the run
+    level: float | None  # the offline model's, for comparison
 
 
 class TrackedDimension(NamedTuple):
@@ -36,7 +36,7 @@ class TrackedDimension(NamedTuple):
     unit: str  # name and unit of the dimension
     steps: NDArray[np.int64]  # [P]
     goal: NDArray[np.float64]  # [P]
-    subgoals: tuple[NDArray[np.float64], NDArray[np.float64]]  # steps, and the goal there; or none
+    subgoals: tuple[NDArray[np.float64], NDArray[np.float64]]  # steps and goals; may be empty
     lines: Mapping[str, NDArray[np.float64]]  # by label, [K, P]
     tolerance: float
 
@@ -175,7 +175,7 @@ def tracking(path: Path, panels: Sequence[TrackedDimension]) -> None:
         x, y = (values[:: 1 + len(values) // MAX_DOTS] for values in panel.subgoals)
         axes.plot(x, y, color=INK, linestyle="", marker="o", markersize=3)
         axes.set(ylabel=panel.unit, xlim=(0, panel.steps[-1]))
-        low, high = axes.get_ylim()  # a fall may leave the picture; else the goal would look flat
+        low, high = axes.get_ylim()  # crops falls, which would make the goal look flat
         room = MAX_TOLERANCES * panel.tolerance
         axes.set_ylim(max(low, panel.goal.min() - room), min(high, panel.goal.max() + room))
         axes.set_title(panel.title, fontsize=10, loc="left")
@@ -239,7 +239,7 @@ def filmstrip(
 def outcomes_by_variant(
     path: Path, variants: Mapping[str, tuple[NDArray[np.int64], int]], *, title: str
 ) -> None:
-    """Success rates and episode lengths. Of each variant: lengths [K], number of successes."""
+    """Success rates and lengths; each variant has (lengths [K], number of successes)."""
     figure, (left, right) = new_grid(1, 2, size=(8, 1.2 + 0.5 * len(variants)), share_y=True)
     rows = np.arange(len(variants))[::-1]  # the first on top
     for row, (lengths, successes) in zip(rows, variants.values(), strict=True):

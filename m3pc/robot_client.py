@@ -44,15 +44,15 @@ class RefusedError(Exception):
 
 class ClientAnswer(NamedTuple):
     action: list[float]  # each in [-1, 1]
-    late: bool  # whether it missed its deadline
+    late: bool  # whether the answer missed its deadline
     candidates: int  # plans that were weighed; 0: not planned
-    milliseconds: float  # in the server
-    version: str  # of the weights
+    milliseconds: float  # time in the server
+    version: str  # version of the weights
     message: Mapping[str, Any]  # all fields of the server's answer
 
     @property
     def told(self) -> Mapping[str, Any]:
-        """The name of `message` in 0.1."""
+        """Former name of `message`, in 0.1."""
         return self.message
 
 
@@ -80,7 +80,7 @@ class Planner:
             if parts.scheme == "https"
             else http.client.HTTPConnection(host, port, timeout=timeout)
         )
-        self._prefix = parts.path.rstrip("/")  # of a server behind a proxy
+        self._prefix = parts.path.rstrip("/")  # path of a server behind a proxy
         self._binary = binary
         self._headers = {"Content-Type": MSGPACK if binary else JSON}
         if token is not None:
@@ -103,8 +103,8 @@ class Planner:
         return info
 
     def ask(self, method: str, path: str, message: Mapping[str, Any] | None = None) -> Any:
-        """The decoded answer. Repeats a request without an answer, or answered 503, up to
-        `ATTEMPTS` times; RefusedError, OSError or HTTPException if that does not help."""
+        """Return the decoded answer. A request is sent up to `ATTEMPTS` times if it gets no answer
+        or status 503; RefusedError, OSError or HTTPException if the last attempt fails."""
         body = None if message is None else encoded(message, binary=self._binary)
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -136,16 +136,16 @@ class Planner:
 class Session:
     """One episode of one robot; `end` it to have it stored.
 
-    If the `with` block is left by an exception, the session is dropped, unless the server or the
-    network failed: then the server keeps the episode so far, as cut short.
+    Leaving the `with` block without `end` drops the session, unless the server or the network
+    failed: then the server keeps the episode so far, as cut short.
     """
 
     def __init__(self, planner: Planner, opened: Mapping[str, Any]) -> None:
-        """`opened`: the server's answer; it has sizes, mode and limits (SessionCreated)."""
+        """`opened` is the server's SessionCreated message: sizes, mode and limits."""
         self._planner, self.opened = planner, opened
         self.path = f"/v1/sessions/{opened['session']}"
-        self.told = opened  # its name in 0.1
-        self.steps = 0  # that were answered
+        self.told = opened  # former name of `opened`, in 0.1
+        self.steps = 0  # answered steps
         self._open = True
 
     def act(
@@ -156,8 +156,8 @@ class Session:
         action: Iterable[float] | None = None,
         deadline_ms: float | None = None,
     ) -> ClientAnswer:
-        """The next action. `reward` and `action` are those of the previous step; give `action`
-        only if the robot executed another one than it was answered."""
+        """Return the next action. `reward` and `action` belong to the previous step; give `action`
+        only if the robot did not execute the answered one."""
         step = {"step": self.steps, "observation": observation, "reward": reward}
         step |= {"action": action, "deadline_ms": deadline_ms}
         answer = self._planner.ask("POST", f"{self.path}/act", step)
@@ -182,7 +182,7 @@ class Session:
         return answer
 
     def leave(self) -> None:
-        """Drop the session without an end. It is no error if the server has none."""
+        """Drop the session without an end; no error if the server no longer has it."""
         self._open = False
         try:
             self._planner.ask("DELETE", self.path)
@@ -206,7 +206,7 @@ class Session:
 
 
 def _refusal(status: int, content: bytes) -> RefusedError:
-    """From a problem document, or from whatever a proxy answered."""
+    """Read a problem document, or whatever else a proxy answered."""
     try:
         problem = json.loads(content)
         return RefusedError(status, problem["detail"], problem.get("expected_step"))
@@ -215,7 +215,7 @@ def _refusal(status: int, content: bytes) -> RefusedError:
 
 
 def pause_seconds(retry_after: str) -> float:
-    """Of a Retry-After header, which is a number of seconds or a date."""
+    """Read a Retry-After header: a number of seconds, or a date."""
     seconds = PAUSE
     if retry_after.isdecimal():
         seconds = float(retry_after)
@@ -229,7 +229,7 @@ def pause_seconds(retry_after: str) -> float:
 
 
 def encoded(message: Mapping[str, Any], *, binary: bool) -> bytes:
-    """As msgpack, or as JSON. Fields that are None are left out; arrays may be numpy's."""
+    """Encode as msgpack or JSON. Fields that are None are left out; arrays may be numpy's."""
     fields: dict[str, Any] = {}
     for name, value in message.items():
         if value is None:
@@ -238,7 +238,7 @@ def encoded(message: Mapping[str, Any], *, binary: bool) -> bytes:
             fields[name] = array("f", map(float, value))
         elif name == "waypoints":
             fields[name] = [array("f", map(float, row)) for row in value]
-        else:  # a numpy scalar becomes one of Python's
+        else:  # a numpy scalar becomes a Python number
             fields[name] = value.item() if getattr(value, "ndim", None) == 0 else value
     return packed(fields) if binary else json.dumps(fields, default=list, allow_nan=False).encode()
 
@@ -256,7 +256,7 @@ def decoded(content: bytes, content_type: str) -> Any:
 
 
 def _little_endian(numbers: "array[float]") -> "array[float]":
-    """Swaps the bytes of float32 numbers on a big-endian machine, in either direction."""
+    """Convert float32 numbers to or from little endian; swaps bytes on a big-endian machine."""
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers
@@ -266,7 +266,7 @@ def _little_endian(numbers: "array[float]") -> "array[float]":
 
 
 def packed(value: Any) -> bytes:
-    """Sizes take four bytes, also where msgpack has a shorter form."""
+    """Encode a value. Sizes always take four bytes, although msgpack has shorter forms."""
     match value:
         case None | False | True:
             return {None: b"\xc0", False: b"\xc2", True: b"\xc3"}[value]
@@ -291,7 +291,7 @@ def packed(value: Any) -> bytes:
 
 CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 NUMBERS = dict(zip(range(0xCA, 0xD4), (f">{code}" for code in "fdBHIQbhiq"), strict=True))
-SIZES = {  # kind, and how its size is written
+SIZES = {  # code: kind, struct format of its size
     **{0xC4: ("bin", ">B"), 0xC5: ("bin", ">H"), 0xC6: ("bin", ">I")},
     **{0xD9: ("str", ">B"), 0xDA: ("str", ">H"), 0xDB: ("str", ">I")},
     **{0xDC: ("list", ">H"), 0xDD: ("list", ">I"), 0xDE: ("map", ">H"), 0xDF: ("map", ">I")},

@@ -18,10 +18,10 @@ Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
-EPOCH_SHIFT = 40  # low bits of a packed version, which hold its number: up to 10^12 updates
-EPOCH_BITS = 63 - EPOCH_SHIFT  # the other bits of a non-negative int64, which hold its epoch
+EPOCH_SHIFT = 40  # low bits of a packed version: its number, up to 10^12 updates
+EPOCH_BITS = 63 - EPOCH_SHIFT  # high bits of a non-negative int64: its epoch
 
-LOG_STD_RANGE = (-20.0, 2.0)  # of behaviour policies, as in the SAC that recorded D4RL's data
+LOG_STD_RANGE = (-20.0, 2.0)  # behaviour policies, as in the SAC that recorded D4RL's data
 
 X = TypeVar("X")
 Y = TypeVar("Y")
@@ -45,15 +45,15 @@ class StoreUnavailableError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """A complete episode. Neither terminated nor truncated means that it was cut short."""
+    """A complete episode. If neither terminated nor truncated, it was cut short."""
 
     states: Floats  # [L + 1, S]; the last one is the state in which the episode ended
     actions: Floats  # [L, A], in [-1, 1]
     rewards: Floats  # [L]
     terminated: bool  # the task ended it: no reward follows the last state
     truncated: bool  # its step limit ended it: the last state could have continued
-    seed: int = -1  # of the environment's reset; -1 if unknown
-    version: int = -1  # weights at the first step (`Version.packed`); -1 if it was not a model
+    seed: int = -1  # the environment's reset seed; -1 if unknown
+    version: int = -1  # weights at the first step (`Version.packed`); -1 without a model
     last_version: int = -1  # weights at the last step
     target_return: float = math.nan  # target of the policy at the first step; NaN without one
     utility: float = math.nan  # mean over the steps; NaN without planning
@@ -65,9 +65,9 @@ class Episode:
 class AppendKey(NamedTuple):
     """Identifies an episode: a store accepts each key once, in the order of its sequence."""
 
-    slot: int  # of the rollout actor; stays the same when the actor is restarted
-    incarnation: int  # of the process in the slot; a higher one fences the lower ones
-    sequence: int  # 0, 1, 2, ...: the incarnation's episodes
+    slot: int  # the rollout actor's number, which a restart keeps
+    incarnation: int  # counts processes in the slot; a higher one fences lower ones
+    sequence: int  # numbers the incarnation's episodes: 0, 1, 2, ...
 
 
 class AckStatus(StrEnum):
@@ -122,7 +122,7 @@ class Window:
     actions: Floats  # [E, T, A] before `now`, else 0
     now: Integers  # [E] position of the current state in the window
     steps: Integers  # [E] position of the current state in its episode
-    seeds: Integers  # [E] of the episode's planning: decisions do not depend on the other rows
+    seeds: Integers  # [E] the episode's planning seed, so that rows are independent
 
     def __len__(self) -> int:
         return len(self.now)
@@ -137,7 +137,7 @@ class Decision:
     utilities: Floats  # [E] weighted mean over the candidates; NaN without planning
     effective_candidates: Floats  # [E] 1 / sum of squared weights; NaN without planning
     utility_std: Floats  # [E] standard deviation over the candidates; NaN without planning
-    version: int  # of the weights (`Version.packed`)
+    version: int  # version of the weights (`Version.packed`)
 
 
 class PlannerSizes(Protocol):
@@ -153,7 +153,7 @@ class PlannerSizes(Protocol):
 
 
 class Planner(PlannerSizes, Protocol):
-    """Chooses actions, and waits for them where they are computed elsewhere."""
+    """Chooses actions. `decide` waits if they are computed in another process."""
 
     def decide(self, window: Window, *, explore: bool = False) -> Decision: ...
 
@@ -180,7 +180,7 @@ class RejectReason(StrEnum):
     RETRY_LATER = "retry"  # its queue is full
     LATE = "late"  # the deadline passed before the decision was computed
     BAD = "bad"  # the request is invalid
-    FAILED = "failed"  # an error of the planner; another one may succeed
+    FAILED = "failed"  # this planner has an error; another planner may succeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +197,7 @@ class PlannerGoneError(RuntimeError):
 
 
 class PendingDecision(Protocol):
-    """A request that is being answered, and is retried where that helps."""
+    """An open request, which is retried where that helps."""
 
     def result(self, patience: float, stop: Callable[[], bool]) -> Decision:
         """Wait for the decision. PlannerGoneError after `patience` seconds, or once `stop()`."""
@@ -229,7 +229,7 @@ class TransitionBatch(Generic[X]):
 class Version:
     """Version of weights, ordered by the learner's start, then by its count of updates."""
 
-    epoch: int  # of the learner that published them, from `new_epoch`; 0 in checkpoints
+    epoch: int  # the publishing learner's, from `new_epoch`; 0 in checkpoints
     number: int  # updates done in this run
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ class Version:
 
     @property
     def packed(self) -> int:
-        """Both parts in one non-negative int64 of the same order, which episodes store."""
+        """Both parts in one non-negative int64 with the same order, as episodes store it."""
         if not (0 <= self.epoch < 1 << EPOCH_BITS and 0 <= self.number < 1 << EPOCH_SHIFT):
             raise InputError(
                 f"version {self} does not fit 64 bits: expected an epoch below "
@@ -270,15 +270,14 @@ class Published(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredState:
-    """What the disk knows of a run. A coordinator that lost its records starts from it."""
+    """A run's state read from disk, for a coordinator that lost its records."""
 
     incarnations: Mapping[int, int] = field(default_factory=dict)  # by slot
     pointers: Mapping[str, Pointer] = field(default_factory=dict)
 
 
 class CoordinatorUnavailableError(RuntimeError):
-    """The coordinator did not answer within the deadline. Callers go on with what they know, but
-    publish and register nothing."""
+    """The coordinator did not answer in time. Callers go on, but publish and register nothing."""
 
 
 class Coordinator(Protocol):

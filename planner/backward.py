@@ -1,7 +1,7 @@
 """Backward M³PC: infer the states between now and a goal, then the action that leads there.
 
-E environments, all with their current step at the same position `now`; the states after it are
-waypoints, the last one is the goal.
+All E environments have their current step at position `now`. Later states are waypoints, the last
+of them is the goal.
 """
 
 import torch
@@ -25,7 +25,7 @@ def plan_backward(
 ) -> Tensor:
     """The next action towards the goal: [E, A].
 
-    With `single_mask`, the baseline: the action is read from the first pass, without a path.
+    `single_mask` selects the baseline, which reads the action in one pass and infers no path.
     """
     now, length = batch.now, model.config.window
     mask = _goal_mask(config.goal, now, length)

@@ -1,6 +1,6 @@
-"""Forward M³PC: propose plans, imagine what follows, score it, act on the best.
+"""Forward M³PC: propose plans, imagine what follows, score the plans, act on the best.
 
-E environments, all with their current step at the same position `now` of their windows;
+All E environments have their current step at the same position `now` of their windows. There are
 N candidate plans of h = T - now steps each; S state, A action. All functions are pure.
 """
 
@@ -37,7 +37,7 @@ class PlanningBatch:
     max_episode_steps: int  # H, the episode's step limit
 
     def rows(self, part: slice) -> "PlanningBatch":
-        """Some of the environments."""
+        """Select environments."""
         return replace(
             self,
             states=self.states[part],
@@ -49,13 +49,13 @@ class PlanningBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """The policy's Gaussians of all actions from now on, before the tanh."""
+    """The policy's Gaussian of every action from now on, before the tanh."""
 
     mu: Tensor  # [E, h, A]
     log_sigma: Tensor  # [E, h, A]
 
     def at(self, index: Integers) -> "Proposal":
-        """Some of the environments."""
+        """Select environments."""
         if len(index) == len(self.mu):  # a copy's strides could change the last bits
             return self
         return Proposal(mu=self.mu[index], log_sigma=self.log_sigma[index])
@@ -63,7 +63,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imagined:
-    """What follows each plan from now on, in raw units; no steps of what the guidance ignores."""
+    """The predicted future of each plan, in raw units; what the guidance ignores is empty."""
 
     states: Tensor  # [E, N, h, S]
     rewards: Tensor  # [E, N, h - 1]
@@ -101,9 +101,9 @@ def plan(
 
     guidance  scores a plan: predicted returns "m", the critic along it "q" or at its start "q0"
     noise     [E, N, h, A] standard normal numbers that make N candidates
-    chance    [E] uniform in [0, 1), selects the candidate where one is drawn
+    chance    [E] uniform in [0, 1), selects the candidate if one is drawn
     sample    [E] True: draw one candidate by weight; False: take the weighted mean of all
-    proposal  the result of stage 1 if the caller has it: one serves all guidances of a request
+    proposal  the result of stage 1 if the caller has it; it does not depend on the guidance
     """
     settings = config.planner.m if guidance == "m" else config.planner.q
 
@@ -112,7 +112,7 @@ def plan(
     if proposal is None:
         proposal = propose(model, normaliser, config, batch)
 
-    # 2. Draw candidates: N plans of h actions, every number drawn on its own.
+    # 2. Draw candidates: N plans of h actions, all numbers independent.
     plans = draw_candidates(proposal, noise, settings.spread)  # [E, N, h, A]
 
     utilities = plans.new_empty(plans.shape[:2])
@@ -218,7 +218,7 @@ def score(
     guidance: Guidance,
     q: QFunction,
 ) -> Tensor:
-    """Utilities [E, N] of plans [E, N, h, A], from what was imagined to follow them."""
+    """Score plans [E, N, h, A] by their imagined future: utilities [E, N]."""
     if guidance == "m":
         values = imagined.returns * _steps_per_return(imagined.returns, batch, config)
     else:
@@ -267,8 +267,8 @@ def softmax_weights(
 
 
 def chunks(environments: int, plans: int, max_rows: int) -> Iterator[tuple[slice, slice]]:
-    """Environments and plans to compute at a time: whole environments while they fit into
-    `max_rows`, else parts of one environment's plans."""
+    """Yield slices of environments and plans to compute at a time: whole environments if they fit
+    into `max_rows`, else parts of one environment's plans."""
     height, width = max(max_rows // plans, 1), min(max(max_rows, 1), plans)
     for row, column in product(range(0, environments, height), range(0, plans, width)):
         yield slice(row, row + height), slice(column, column + width)
@@ -278,7 +278,7 @@ def chunks(environments: int, plans: int, max_rows: int) -> Iterator[tuple[slice
 def _dynamics_decoding(
     guidance: Guidance, state_now: str, now: int, length: int
 ) -> DecodePlan | None:
-    """What the decoder reads for a guidance; None where that is nothing."""
+    """The decode plan for a guidance; None if the decoder has nothing to read."""
     first_state = now if state_now == "reconstructed" else now + 1
     read = token_mask(
         length,
@@ -292,13 +292,13 @@ def _dynamics_decoding(
         return None
     past = token_mask(length, {STATES: range(now + 1), ACTIONS: range(now)})
     planned = visible("dynamics", now=now, length=length) & ~past
-    given = (*token_indices(past), *token_indices(planned))  # in the order of `imagine`
+    given = (*token_indices(past), *token_indices(planned))  # `imagine` encodes in this order
     return decode_plan(given, tuple(token_indices(read)), length)
 
 
 def _steps_per_return(returns: Tensor, batch: PlanningBatch, config: Config) -> Tensor | float:
-    """What turns predicted returns [E, N, h] into sums of rewards: the steps that are left, where
-    a return is a mean over them."""
+    """The factor that turns predicted returns [E, N, h] into sums of rewards: the remaining steps,
+    if a return is a mean."""
     if config.returns.mode == "sum":
         return 1.0
     if config.planner.return_scale == "1000-steps":

@@ -1,8 +1,8 @@
-"""How long a batch takes, measured all the time, and how many candidates there is time for.
+"""Predicts how long a batch takes and chooses how many candidates there is time for.
 
-A batch costs a fixed time for each pass, which is a group of rows that go through the network
-together, and some more for each candidate of each row. Both costs are kept by mode and follow the
-measured durations of batches.
+A pass is a group of rows that go through the network together. A batch costs a fixed time per pass
+and some more per candidate of each row. Both costs are kept by mode and follow the measured
+durations of batches.
 """
 
 import time
@@ -17,13 +17,13 @@ from m3pc.config.schema import BACKWARD, MODES
 from m3pc.types import PlanRequest, Window
 from planner.requests import AnswerFn, select_rows
 
-MIN_CANDIDATES: Final = 8  # fewer are not worth a plan; more come in steps of as many
-GAIN: Final = 0.2  # weight of the last batch
-MARGINS: Final = 4.0  # mean deviations kept free, as TCP does for its retransmission timeout
-RESERVE: Final = 0.002  # seconds for what is not measured here: sockets and the network
-MAX_ERROR: Final = 3.0  # times the expected duration; a batch that took longer counts as this
-RECALL: Final = 0.05  # weight of the last batch in the costs of modes that it did not have
-REPEATS: Final = 3  # of each measurement at the start, of which the shortest counts
+MIN_CANDIDATES: Final = 8  # fewer are not worth planning; also the step between counts
+GAIN: Final = 0.2  # weight of the newest batch in the costs of its modes
+MARGINS: Final = 4.0  # margin in mean deviations, as in TCP's retransmission timeout
+RESERVE: Final = 0.002  # seconds kept for sockets and the network, which are not measured here
+MAX_ERROR: Final = 3.0  # largest relative error to learn from; longer batches count as this
+RECALL: Final = 0.05  # weight of the newest batch in the costs of modes that it lacks
+REPEATS: Final = 3  # repetitions of each initial measurement, the shortest counts
 START_CANDIDATES: Final = (MIN_CANDIDATES, 8 * MIN_CANDIDATES)  # measured at the start
 UNPLANNED_MODES: Final = ("rcbc", *BACKWARD)  # modes without candidates
 
@@ -40,7 +40,7 @@ class DeadlineRequest:
 
     request: PlanRequest
     seconds_left: float | None = None  # None: no deadline
-    seconds_at_arrival: float = 0.0  # that were left when it arrived
+    seconds_at_arrival: float = 0.0  # time that was left when the request arrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +52,10 @@ class BatchLoad:
 
 
 class LatencyModel:
-    """Learns from every batch. For one thread, except `active_sessions` and `observe_reply`."""
+    """Learns from every batch. Only `active_sessions` and `observe_reply` are for any thread."""
 
     def __init__(self, costs: Mapping[str, ModeCost], *, mode: str, candidates: int) -> None:
-        """`mode` and `candidates` are those of requests that name none."""
+        """`mode` and `candidates` are the defaults of requests."""
         self._costs, self._mode, self._candidates = dict(costs), mode, candidates
         self._initial_costs = dict(costs)
         self._deviation = 0.0  # mean of |measured - expected|, seconds
@@ -64,7 +64,7 @@ class LatencyModel:
         self.active_sessions = 1  # robots that may send a request at any time, one each
 
     def fit_to_deadlines(self, batch: Sequence[DeadlineRequest]) -> list[PlanRequest]:
-        """The requests with as many candidates as there is time for, or without planning.
+        """Give the requests as many candidates as there is time for, or none: then mode rcbc.
 
         Requests that are already late do not reduce the budget of the others.
         """
@@ -84,7 +84,8 @@ class LatencyModel:
         return mean + MARGINS * max(self._deviation, self._reply_deviation) + RESERVE
 
     def observe(self, requests: Sequence[PlanRequest], seconds: float) -> None:
-        """Learn the duration of a batch: each cost changes by its share of the expected one."""
+        """Learn a batch's duration: each cost's relative change is GAIN times the relative error
+        times the cost's share in the expected duration."""
         load = self._load(requests)
         expected = self._mean_seconds(load)
         self._recall(load, seconds)
@@ -109,15 +110,14 @@ class LatencyModel:
         self._reply += GAIN * error
 
     def requested_candidates(self, request: PlanRequest) -> int:
-        """Candidates of a request with enough time; 0 in a mode without candidates."""
+        """Candidates of a request if there is enough time; 0 in a mode without candidates."""
         if (request.mode or self._mode) in UNPLANNED_MODES:
             return 0
         return request.candidates or self._candidates
 
     def _recall(self, load: BatchLoad, seconds: float) -> None:
-        """Let the costs of modes that this batch did not have return to their initial values times
-        the machine's current slowness. Otherwise a mode that was once too slow would never be
-        tried again."""
+        """Move the costs of modes that this batch lacks towards their initial values times the
+        machine's current slowness. Otherwise a mode once too slow would never be tried again."""
         slowness = min(seconds / self._mean_seconds(load, self._initial_costs), 1 + MAX_ERROR)
         for mode, initial in self._initial_costs.items():
             if mode not in load.passes:
@@ -135,14 +135,14 @@ class LatencyModel:
         seconds = min(left, default=0.0)
         if sum(len(item.request.window) for item in batch) >= self.active_sessions:
             return seconds
-        # A request that arrives in the next moment waits for this batch and then for its own.
+        # Half of the time: a request that arrives next waits for this batch and then for its own.
         return min(seconds, min((item.seconds_at_arrival for item in items), default=0.0) / 2)
 
     def _affordable(
         self, batch: Sequence[DeadlineRequest], timely: Sequence[bool], budget: float
     ) -> list[int]:
-        """Candidates of each request: the same number, in steps, for all timely ones; 0 where
-        there is no time."""
+        """Candidates of each request: a common limit for all timely requests, 0 for late ones and
+        if there is no time."""
         requested = [self.requested_candidates(item.request) for item in batch]
         highest = max((n for n, ok in zip(requested, timely, strict=True) if ok), default=0)
         lowest = min(MIN_CANDIDATES, highest)
@@ -165,7 +165,7 @@ class LatencyModel:
     def _with_candidates(
         self, batch: Sequence[DeadlineRequest], counts: Sequence[int]
     ) -> list[PlanRequest]:
-        """The requests that have a deadline with so many candidates, or without planning for 0."""
+        """Set the candidates of requests with a deadline; a count of 0 selects mode rcbc."""
         requests = []
         for item, count in zip(batch, counts, strict=True):
             request = item.request
@@ -202,7 +202,7 @@ def measure_latency(
     candidates: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LatencyModel:
-    """A model whose initial costs are what `answer` takes for a row of a window, in every mode."""
+    """Measure `answer` on one row of a window in every mode, as initial costs of a model."""
     row = select_rows(window, np.arange(1))
 
     def seconds(requests: Sequence[PlanRequest]) -> float:

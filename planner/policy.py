@@ -40,11 +40,11 @@ class RequestBatch:
     window: Window
     modes: NDArray[np.str_]  # [E]
     sample: NDArray[np.bool_]  # [E] True: draw one action; False: take the mean
-    target_returns: Floats  # [E] NaN where a plan is towards a goal
-    candidates: Integers  # [E] number of candidates, in modes that have them
+    target_returns: Floats  # [E] NaN in backward modes
+    candidates: Integers  # [E] used only in modes with candidates
 
     def at(self, index: Integers) -> "RequestBatch":
-        """Some of the rows."""
+        """Select rows."""
         return RequestBatch(
             window=select_rows(self.window, index),
             modes=self.modes[index],
@@ -55,8 +55,8 @@ class RequestBatch:
 
 
 class Policy:
-    """A Planner without state between two calls. The configuration may differ from the one that the
-    weights were trained with in how to plan, but not in what the model is."""
+    """A Planner without state between two calls. `config` may change how to plan, but must have the
+    weights' own settings under model and returns."""
 
     def __init__(self, weights: Weights, config: Config | None = None) -> None:
         self.config = config or weights.config
@@ -128,8 +128,8 @@ class Policy:
         ratio: float | None = None,
         target_remaining: float | None = None,
     ) -> Floats:
-        """The return-to-go to ask the policy for at each absolute step; `target_remaining` is a sum
-        of rewards that replaces the configured rule."""
+        """The return-to-go to ask the policy for at each absolute step. `target_remaining`, a sum
+        of rewards, replaces the configured rule."""
         if target_remaining is not None:
             return (target_remaining * self.weights.return_rule.scale(steps)).astype(np.float32)
         config, envelope = self.config.conditioning, self.weights.envelope
@@ -173,8 +173,8 @@ class Policy:
         )
 
     def _outputs(self, rows: RequestBatch) -> Iterator[tuple[Integers, Tensor | PlanOutput]]:
-        """Of rows at the same `now`, by mode and number of candidates: which rows, and their
-        actions or the output of forward planning."""
+        """Plan for rows at the same `now`, by mode and number of candidates. Yields row indices and
+        their actions, or the output of forward planning."""
         for mode in BACKWARD:
             if len(index := np.flatnonzero(rows.modes == mode)):
                 actions = plan_backward(
@@ -229,7 +229,7 @@ class Policy:
         )
 
     def _noise(self, window: Window, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """Noise [E, N, h, A] and a chance [E], from each episode's own stream at its own step."""
+        """Noise [E, N, h, A] and chance [E], drawn from the stream of each episode and step."""
         noise = np.empty((len(window), *shape), np.float32)
         chance = np.empty(len(window), np.float32)
         stream = ReusableStream()
@@ -243,15 +243,15 @@ class Policy:
 
 
 def _same_shape(rows: RequestBatch, mode: str) -> Iterator[Integers]:
-    """The rows of a mode, those with the same number of candidates together."""
+    """Yield the row indices of a mode, grouped by number of candidates."""
     in_mode = rows.modes == mode
-    counts = np.where(mode == "rcbc", 1, rows.candidates)  # which always draws one
+    counts = np.where(mode == "rcbc", 1, rows.candidates)  # rcbc always draws one
     for count in np.unique(counts[in_mode]):
         yield np.flatnonzero(in_mode & (counts == count))
 
 
 def _write(decision: Decision, index: Integers, output: Tensor | PlanOutput) -> None:
-    """Put what was planned for some rows into the arrays of a decision."""
+    """Write the output for some rows into a decision."""
     actions = output if isinstance(output, Tensor) else output.actions
     decision.actions[index] = actions.clamp(-1, 1).cpu().numpy()
     if isinstance(output, PlanOutput):

@@ -1,7 +1,4 @@
-"""Requests as rows: concatenated, split, and their decisions put together again.
-
-E environments of a request; a row is one environment.
-"""
+"""Concatenates and splits requests and decisions by row; a row is one environment."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -26,13 +23,13 @@ def select_rows(window: Window, index: slice | np.ndarray) -> Window:
 
 
 def concatenate_decisions(decisions: Sequence[Decision]) -> Decision:
-    """One decision with the rows of all, which are of one version."""
+    """One decision with the rows of all, which must have the same version."""
     arrays = {n: np.concatenate([getattr(d, n) for d in decisions]) for n in DECISION_FIELDS}
     return Decision(**arrays, version=decisions[0].version)
 
 
 def split_decision(decision: Decision, sizes: Iterable[int]) -> list[Decision]:
-    """Consecutive rows of a decision, as many as each size says, copied."""
+    """Split the rows of a decision into consecutive parts of these sizes, copied."""
     parts, first = [], 0
     for size in sizes:
         rows = slice(first, first + size)
@@ -43,7 +40,7 @@ def split_decision(decision: Decision, sizes: Iterable[int]) -> list[Decision]:
 
 
 def count_fitting(sizes: Iterable[int], max_rows: int) -> int:
-    """How many of the first requests go into one batch of `max_rows`; the first always does."""
+    """How many leading requests fit into a batch of `max_rows`; the first counts in any case."""
     count = total = 0
     for size in sizes:
         total += size

@@ -7,9 +7,9 @@ import numpy as np
 from m3pc.config.schema import MODES
 from m3pc.types import InputError, PlanRequest, Window
 
-MAX_RATIO = 10.0  # as of the settings under conditioning
-MAX_TARGET = 1e12  # of a sum of rewards
-MAX_CANDIDATES = 1_000_000  # as of planner.candidates
+MAX_RATIO = 10.0  # same limit as in the settings under conditioning
+MAX_TARGET = 1e12  # largest sum of rewards, in absolute value
+MAX_CANDIDATES = 1_000_000  # same limit as planner.candidates
 
 
 def check_request(request: PlanRequest, *, length: int, state_size: int, action_size: int) -> None:

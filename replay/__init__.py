@@ -1,6 +1,6 @@
 """The Arrow store of episodes: `format` on disk, `store` to read, `writing`, `sampling`, `server`.
 
-What a program of its own needs can be imported from here; nothing is loaded before it is used.
+Other programs can import the names in `__all__` from here; each is loaded on first use.
 """
 
 import sys
@@ -41,7 +41,7 @@ HOMES = {
     "write_store": "replay.store.store",
 }
 
-# Modules and names that the README of 0.1 showed: they can be imported for one more release.
+# Modules and names in the README of 0.1: they can be imported for one more release.
 FORMER = {
     "replay.appender": {"Appender": "GroupCommitter"},
     "replay.payload": {"encode": "encode"},

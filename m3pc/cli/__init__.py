@@ -39,8 +39,7 @@ from m3pc.core.exit_codes import (
     OUT_OF_MEMORY,
 )
 
-# Before numpy loads: for products of one state with one layer, a second thread costs more than it
-# gains. A value that the user has set is kept.
+# Set before numpy loads: for one state times one layer, a second thread costs more than it gains.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Panels of `m3pc --help`, in their order.

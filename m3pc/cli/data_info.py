@@ -11,8 +11,8 @@ from rich.table import Table
 from replay.store.statistics import Moments, statistics
 from replay.store.store import Store
 
-BARS = 12  # of the histogram, one per line
-BAR_WIDTH = 40  # characters of its longest bar
+BARS = 12  # bars in the histogram, one per line
+BAR_WIDTH = 40  # length of the longest bar in characters
 
 
 def as_json(store: Store) -> str:

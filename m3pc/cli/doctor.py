@@ -22,7 +22,7 @@ import typer
 from m3pc.core.subprocesses import ROOT, python_path
 
 PROBE_SECONDS = 30.0  # a probe that takes longer is reported as hanging
-ROBOSUITE_SECONDS = 90.0  # its first start on a machine compiles code
+ROBOSUITE_SECONDS = 90.0  # robosuite's first start on a machine compiles code
 MIN_PYTHON = (3, 11)
 MIN_DISK = 2.0  # GB: one D4RL data set, its store and a few checkpoints
 D4RL_IDS = ("d4rl/Hopper-v2", "d4rl/Walker2d-v2", "d4rl/HalfCheetah-v2")
@@ -301,7 +301,7 @@ def cuda(built_for: str | None, gpu: str | None) -> DoctorFinding:
 
 
 def bf16(failure: str, seconds: Sequence[float]) -> DoctorFinding:
-    """Whether bf16 works and is faster. CPU flags do not tell: it may still die by SIGILL."""
+    """Whether bf16 works and is faster. CPU flags prove nothing: it may still die by SIGILL."""
     advice = "nothing to do: fp32 is the default"
     if failure:
         return DoctorFinding("bf16", "optional", failure, advice)

@@ -128,7 +128,7 @@ def evaluate(
 
 
 def run_folder(checkpoint: Path) -> Path:
-    """The folder of a checkpoint's run, which outlives the checkpoint; else the checkpoint's."""
+    """Return the folder of a checkpoint's run, which outlives it; without a run, the checkpoint."""
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint
 
 

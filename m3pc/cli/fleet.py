@@ -127,7 +127,7 @@ def _wait(run: Path, seconds: float, is_done: Callable[[dict[str, Any]], bool]) 
 
 
 def _without_nan(value: Any) -> Any:
-    """The same with None for NaN and infinity, which JSON does not have."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {name: _without_nan(member) for name, member in value.items()}
     if isinstance(value, list):

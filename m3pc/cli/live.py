@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from m3pc.distributed.driver import ShowStatus
 
-LINE_SECONDS = 10.0  # between two lines, without a terminal
+LINE_SECONDS = 10.0  # interval of lines if there is no terminal
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def store_path(name: str) -> Path:
 
 
 def sandbox_limits(memory: float, seconds: float) -> "SandboxLimits":
-    """From the values of MemoryLimit and TimeLimit."""
+    """Make limits from a MemoryLimit (GiB) and a TimeLimit (seconds)."""
     from m3pc.datasets.sandbox import SandboxLimits
 
     return SandboxLimits(memory=int(memory * 2**30), seconds=seconds)

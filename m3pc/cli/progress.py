@@ -12,7 +12,7 @@ from m3pc.core.progress import OnProgress
 if TYPE_CHECKING:
     from rich.console import Console
 
-LINE_SECONDS = 10.0  # between two lines, without a terminal
+LINE_SECONDS = 10.0  # interval of lines if there is no terminal
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def _facts(store: StoreInspection) -> dict[str, Any]:
 
 
 def _labelled(facts: dict[str, Any], now: float) -> dict[str, str]:
-    """The same as labelled lines for people; an empty text where there is nothing."""
+    """Turn the facts into labelled lines for people; a text is empty if there is nothing."""
     state, versions = facts["state"], facts["policy_versions"]
     lines = {
         "store": facts["store"],
@@ -156,7 +156,7 @@ def _age(moment: str | None, now: float) -> str:
 
 
 def _shortened(values: Sequence[object]) -> str:
-    """Their number, and the first and last of them."""
+    """Show the number of values, the first ones and the last."""
     shown = list(map(str, values))
     if len(shown) > MAX_LISTED:
         shown = [*shown[: MAX_LISTED - 1], "...", shown[-1]]

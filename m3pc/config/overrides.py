@@ -146,7 +146,7 @@ def _unknown(path: str) -> str:
 def _message(error: ErrorDetails, tree: Mapping[str, Any]) -> str:
     """One of pydantic's errors as a message: the field, its value, the values allowed."""
     if not error["loc"]:
-        return str(error["ctx"]["error"])  # from m3pc.config.validation, complete as it is
+        return str(error["ctx"]["error"])  # a complete message of m3pc.config.validation
     path = ".".join(part for part in error["loc"] if isinstance(part, str))
     return f"{path} is {shown(_at(tree, path))}; give {settings()[path].allowed}"
 

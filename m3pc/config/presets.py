@@ -18,7 +18,7 @@ from m3pc.config.schema import Config
 from m3pc.config.strict_yaml import shown
 from m3pc.types import InputError
 
-FORMAT = 1  # of the YAML that `dump` writes
+FORMAT = 1  # version of the YAML that `dump` writes
 DEFAULT_PRESET = "paper"
 SAME: Final = object()  # as in `paper`
 
@@ -35,8 +35,8 @@ TABLE: Mapping[str, tuple[object, object]] = {
     "pretrain.lr":                     (SAME,              1e-3),
     "dataset.shuffle":                 (SAME,              True),  # replay data ends with its best
     "masks.groups":                    (SAME,              2),
-    "masks.mixture.policy":            (SAME,              1.0),  # with random a third each: the
-    "masks.mixture.dynamics":          (SAME,              1.0),  # masks that planning uses
+    "masks.mixture.policy":            (SAME,              1.0),  # a third each, with random:
+    "masks.mixture.dynamics":          (SAME,              1.0),  # planning uses these masks
     "loss.actions_over":               ("hidden",          "hidden"),
     "loss.visible_action_mse":         (True,              True),
     "entropy.per":                     ("dimension",       "dimension"),
@@ -53,7 +53,7 @@ TABLE: Mapping[str, tuple[object, object]] = {
     "planner.utility":                 (SAME,              "standardised"),
     "planner.m.inverse_temperature":   (0.01,              SAME),
     "planner.candidates":              (SAME,              64),
-    "planner.q.spread":                (SAME,              0.5),  # 1 leaves narrow data
+    "planner.q.spread":                (SAME,              0.5),  # at 1, plans leave narrow data
     "conditioning.exploration":        ("maximum",         SAME),
     "goal.fill":                       ("released",        SAME),
     "goal.first_visible":              ("waypoints",       SAME),

@@ -1,4 +1,4 @@
-"""Strict YAML: scalars of YAML 1.2, no aliases, no tags, no key twice."""
+"""Strict YAML: scalars of YAML 1.2, no aliases, no tags, no duplicate keys."""
 
 import math
 import re

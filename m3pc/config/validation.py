@@ -1,4 +1,4 @@
-"""Settings that do not go together: which one to change, and to what."""
+"""Finds settings that contradict each other and says what to change."""
 
 import math
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ def _in_training(config: "Config") -> Iterator[str]:
 
 
 def _between_learners(config: "Config") -> Iterator[str]:
-    """Several learners: each computes the same number of rows, on a device of its own."""
+    """Several learners compute the same number of rows each, every one on its own device."""
     learners, groups, device = config.fleet.learners, config.masks.groups, config.compute.device
     if learners == 1:
         return

@@ -17,7 +17,7 @@ from m3pc.types import Coordinator, InputError, RecoveredState
 if TYPE_CHECKING:
     from m3pc.coordinator.redis import RedisAddress
 
-PASSWORD, PASSWORD_FILE = "M3PC_REDIS_PASSWORD", "M3PC_REDIS_PASSWORD_FILE"  # variables
+PASSWORD, PASSWORD_FILE = "M3PC_REDIS_PASSWORD", "M3PC_REDIS_PASSWORD_FILE"  # in the environment
 EXPECTED = "give redis://USER@HOST:PORT/DATABASE, rediss://... or the path of a SQLite file"
 PORT = 6390  # Redis' own default 6379 is also Ray's
 
@@ -32,10 +32,9 @@ def connect(
 ) -> Coordinator:
     """The coordinator of a run, at a Redis URL or in a SQLite file (a path, or sqlite:PATH).
 
-    `generations` is a folder of the run on a disk that all its processes share; `recover` reads
-    from that disk what is known of the run. `deadline` is in seconds per call. A Redis password
-    that is not in the URL is taken from the variable M3PC_REDIS_PASSWORD or from the file that
-    M3PC_REDIS_PASSWORD_FILE names.
+    `generations` is a folder on a disk that all processes of the run share; `recover` reads the
+    state of the run from that disk. `deadline` is in seconds per call. If the URL has no password,
+    M3PC_REDIS_PASSWORD gives it, or the file that M3PC_REDIS_PASSWORD_FILE names.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
         raise InputError(
@@ -44,7 +43,7 @@ def connect(
     if _is_redis(address):
         from m3pc.coordinator.redis import RedisTable
 
-        # In braces: a Redis Cluster keeps all keys of a run on one node.
+        # The braces make a Redis Cluster keep all keys of a run on one node.
         prefix, patience = f"m3pc:{{{run}}}", min(1.0, deadline / 4)
         table = RedisTable(_redis_address(str(address)), prefix=prefix, patience=patience)
         return TableCoordinator(table, generations=generations, recover=recover, deadline=deadline)

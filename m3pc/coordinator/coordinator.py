@@ -1,10 +1,10 @@
 """The coordinator over any table: read a record, apply a rule, compare-and-swap, or try again.
 
-No number is given out twice, even though a table may lose everything and the disk may know less
-than was given out. Each rebuild of a table takes a new generation from the disk, and every number
-given out after it carries the generation in its high bits: it exceeds all numbers of earlier
-generations. Whatever is still known (on disk, in the table, by this client) is joined by maximum,
-and a client that reads an older record than it remembers raises it: versions never go back.
+No number is given out twice, even though a table may lose everything and the disk may lack the
+newest numbers. Each rebuild of a table takes a new generation from the disk. Later numbers carry
+the generation in their high bits, so they exceed all numbers of earlier generations. A rebuild
+joins the records of the disk, the table and this client by maximum. A client that reads an older
+record than it remembers raises the stored record, so versions never go back.
 """
 
 import logging
@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 
 LONGEST_PATH = 1024  # characters
 SLOT_LIMIT = 1 << 31
-REBUILDS = 5  # per call; more means that another program destroys what we write
+REBUILDS = 5  # per call; more means that another program destroys the records
 LONGEST_WAIT = 86_400.0  # seconds
-POLL_INTERVAL = 0.1  # seconds between two reads of a watch
+POLL_INTERVAL = 0.1  # seconds between two reads in `watch`
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 A = TypeVar("A")
@@ -56,7 +56,7 @@ Records = dict[tuple[str, str], Record]  # by kind and name
 
 
 class TableCoordinator:
-    """A `Coordinator`. Threads may share one; each process makes its own."""
+    """A `Coordinator`. Threads may share an instance, processes may not."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class TableCoordinator:
     def _read(
         self, record_type: RecordType[R], name: str, deadline: Deadline
     ) -> tuple[TableSnapshot, int, R]:
-        """A snapshot, its generation and its record, intact; the table is rebuilt if need be."""
+        """Return a snapshot, its generation and its record; rebuild a lost or damaged table."""
         for _ in range(REBUILDS):
             try:
                 snapshot = self._table.snapshot(record_type.kind, name, deadline)
@@ -167,7 +167,7 @@ class TableCoordinator:
         )
 
     def _rebuild(self, marker: str, reason: str, deadline: Deadline) -> None:
-        """Replace everything in the table by what the table, the disk and this client know."""
+        """Replace the table's contents by the joined records of table, disk and this client."""
 
         def make(remains: TableContents, now: int) -> tuple[str, TableContents]:
             records = join(_intact_records(remains), _records_of(self._recover()))
@@ -176,7 +176,7 @@ class TableCoordinator:
             used = [record.number >> record.bits for record in records.values() if record.number]
             generation = next_generation(self._generations, max(used, default=-1) + 1)
             log.log(
-                logging.WARNING if generation else logging.INFO,  # the first one is no loss
+                logging.WARNING if generation else logging.INFO,  # 0: a new run, no loss
                 "event=coordinator-rebuilt where=%s generation=%d records=%d reason=%r",
                 self._table.where,
                 generation,
@@ -189,7 +189,7 @@ class TableCoordinator:
 
 
 def join(a: Records, b: Records) -> Records:
-    """The records of both; of one that is in both, what either knows."""
+    """The union of both; records under the same key are joined."""
     return a | {key: record.join(a[key]) if key in a else record for key, record in b.items()}
 
 
@@ -217,7 +217,7 @@ def _records_of(state: RecoveredState) -> Records:
 
 
 def _sealed(records: Records, now: int) -> TableContents:
-    """The contents of a new table, whose clock begins at `now`."""
+    """Seal the records for a new table; the beats of its slots start at `now`."""
     contents: dict[str, dict[str, str]] = {kind: {} for kind in RECORD_TYPES}
     for (kind, name), record in records.items():
         started = {"beat": now} if isinstance(record, SlotRecord) else {}

@@ -1,18 +1,18 @@
-"""Generation numbers on disk: each call, from any process, gets a greater one."""
+"""Generation numbers on disk: each call, from any process, gets a greater number."""
 
 from pathlib import Path
 
 from m3pc.core.files import sync_directory
 from m3pc.types import InputError
 
-GENERATION_BITS = 12  # high bits that every number given out reserves for its generation
+GENERATION_BITS = 12  # high bits of each number that hold its generation
 
 
 def next_generation(folder: Path, minimum: int = 0) -> int:
-    """A number above all that the folder holds, and at least `minimum`.
+    """Take a number above all numbers in the folder, and at least `minimum`.
 
-    Each is an empty file, created exclusively, so there is no content to damage. None is ever
-    removed: a slow caller would create it again.
+    Each number is an empty file, created exclusively. Files are never removed: a slow caller
+    would take a removed number again.
     """
     folder.mkdir(parents=True, exist_ok=True)
     while True:

@@ -1,6 +1,6 @@
-"""What a coordinator stores: one small record per slot or pointer, each as sealed text.
+"""The records of a coordinator: one per slot or pointer, stored as sealed text.
 
-Two versions of one record join into the newer one, in any order. Times are milliseconds on the
+Two versions of a record join into the newer one, in either order. Times are milliseconds on the
 table's clock.
 """
 
@@ -20,28 +20,28 @@ StoredInt = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
 class DamagedRecordError(Exception):
-    """A stored record is not as it was written."""
+    """A stored record was changed or damaged after it was written."""
 
 
 class Record(BaseModel):
-    """Field names are keys in SQLite files and in Redis."""
+    """Base of all records. SQLite files and Redis contain the field names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-    bits: ClassVar[int] = 40  # low bits of its numbers; the bits above hold the generation
+    bits: ClassVar[int] = 40  # low bits of each number; the bits above hold the generation
 
     @property
     def number(self) -> int:
-        """The highest number known to be given out."""
+        """The highest number known to have been given out."""
         raise NotImplementedError
 
     def join(self, other: Self) -> Self:
-        """What either of two versions of this record knows."""
+        """Merge two versions of this record; the newer fields win."""
         raise NotImplementedError
 
 
 class SlotRecord(Record):
     incarnation: StoredInt = 0
-    beat: StoredInt = 0  # time of the last registration or heartbeat, for people who inspect it
+    beat: StoredInt = 0  # time of the last registration or heartbeat; for inspection only
 
     @property
     def number(self) -> int:
@@ -52,9 +52,9 @@ class SlotRecord(Record):
 
 
 class PointerRecord(Record):
-    """A pointer, and the newest epoch: the only one that may move it."""
+    """A pointer and the newest epoch. Only the newest epoch may move the pointer."""
 
-    bits: ClassVar[int] = EPOCH_BITS - GENERATION_BITS  # an epoch is a part of a packed version
+    bits: ClassVar[int] = EPOCH_BITS - GENERATION_BITS  # a packed version contains the epoch
     epoch: StoredInt = 0
     pointer: Pointer | None = None
 
@@ -86,12 +86,12 @@ class RecordType(Generic[R]):
         self.kind, self.record = kind, record
 
     def seal(self, name: str, record: R) -> str:
-        """A text that no other call writes: a client that reads it back knows its own write."""
+        """Return a text that no other call returns, so a client can recognise its own write."""
         content = f"{secrets.token_hex(8)} {record.model_dump_json()}"
         return f"{self._digest(name, content)} {content}"
 
     def open(self, name: str, text: str | None) -> R:
-        """The record, or an empty one where there is none."""
+        """Return the record; an empty record if `text` is None."""
         if text is None:
             return self.record()
         digest, _, content = text.partition(" ")
@@ -110,5 +110,5 @@ class RecordType(Generic[R]):
 SLOTS = RecordType("slots", SlotRecord)
 POINTERS = RecordType("pointers", PointerRecord)
 MARKER = RecordType("marker", RunMarker)
-# By kind. Tables that earlier versions wrote also hold "leases", which are ignored.
+# Record types by kind. Tables of earlier versions also hold "leases", which are ignored.
 RECORD_TYPES: Mapping[str, RecordType[Any]] = {SLOTS.kind: SLOTS, POINTERS.kind: POINTERS}

@@ -5,8 +5,8 @@
     PREFIX:{slots,pointers}     hashes of sealed records; the empty field holds the marker and the
                                 number of fields, so that a missing record is noticed
 
-Redis holds nothing that is not also known elsewhere: it may lose everything at any moment. It is
-not trusted either: only the length of its values is checked here, the rest where they are opened.
+Redis may lose everything at any moment: its records can be rebuilt from elsewhere. Its values are
+not trusted: their length is checked here, their content where they are opened.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from m3pc.types import CoordinatorUnavailableError
 log = logging.getLogger(__name__)
 
 CLAIM = "rebuilding "
-CLAIM_SECONDS = 10.0  # then another client may rebuild
-ATTEMPTS = 10  # for one call, as far as its deadline allows
+CLAIM_SECONDS = 10.0  # after this time another client may rebuild
+ATTEMPTS = 10  # at most, per call; its deadline may allow fewer
 BACKOFF: Final = Backoff(first=0.05, longest=1.0)
 
-# KEYS: marker, clock, then hashes. Numbers in Lua are doubles: it gets none but milliseconds.
+# KEYS: marker, clock, then hashes. Lua's numbers are doubles, so only milliseconds pass as numbers.
 PRELUDE = """
 local function marker()
   local text = redis.pcall('GETRANGE', KEYS[1], 0, 255)
@@ -89,7 +89,7 @@ tick()
 return 'OK'
 """
 
-# ARGV: longest text, marker as the caller read it, claim, its milliseconds
+# ARGV: longest text, marker as the caller read it, claim, milliseconds until the claim expires
 START = """
 local current = marker()
 if current ~= ARGV[3] then
@@ -111,7 +111,7 @@ end
 return reply
 """
 
-# ARGV: claim, marker, then (number of the hash, name, text) of each record
+# ARGV: claim, marker, then (number of the hash, name, text) for each record
 FINISH = """
 if marker() ~= ARGV[1] then return 'CHANGED' end
 for i = 3, #KEYS do redis.call('DEL', KEYS[i]) end
@@ -138,7 +138,7 @@ DIGESTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisAddress:
-    """Where Redis is, and the credentials to log in with."""
+    """The address of a Redis server and the credentials for it."""
 
     host: str
     port: int
@@ -146,7 +146,7 @@ class RedisAddress:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: bool = False
-    ca_file: str | None = None  # certificates to trust; None: those of the system
+    ca_file: str | None = None  # certificates to trust; None: the system's
 
     def __str__(self) -> str:
         scheme = "rediss" if self.tls else "redis"
@@ -165,7 +165,7 @@ class RedisTable:
         patience: float = 1.0,
         rng: np.random.Generator | None = None,
     ) -> None:
-        """`patience`: seconds that one attempt may wait for the network. `rng` draws pauses."""
+        """An attempt may wait `patience` seconds for the network. `rng` draws the pauses."""
         self._server, self._patience = server, patience
         self._rng = rng or np.random.default_rng()
         self._keys = {name: f"{prefix}:{name}" for name in ("marker", "clock", *RECORD_TYPES)}
@@ -190,7 +190,7 @@ class RedisTable:
     def swap(
         self, kind: str, name: str, *, old: str | None, new: str, marker: str, deadline: Deadline
     ) -> bool:
-        """True also for a call that is repeated after its reply was lost: texts are unique."""
+        """Texts are unique, so a call that is repeated after a lost reply returns True too."""
         return bool(self._run("swap", [kind], [marker, name, old or "", new], deadline) == "OK")
 
     def rebuild(
@@ -205,7 +205,7 @@ class RedisTable:
             "start", RECORD_TYPES, [LONGEST_SEALED, marker, claim, expiry], deadline
         )
         if state != "OK":
-            return  # another client has rebuilt it, or is doing so
+            return  # another client rebuilds the table or has done so
         now, *hashes = rest
         remains = {
             kind: {name: text for name, text in zip(flat[::2], flat[1::2], strict=True) if name}
@@ -226,7 +226,7 @@ class RedisTable:
     def _run(
         self, script: str, kinds: Iterable[str], arguments: Sequence[str | int], deadline: Deadline
     ) -> Any:
-        """The script's reply, after as many attempts as it takes and the deadline allows."""
+        """Return the script's reply; repeat failed attempts until the deadline."""
         from redis import exceptions
 
         keys = [self._keys[name] for name in ("marker", "clock", *kinds)]
@@ -261,13 +261,13 @@ class RedisTable:
         ) from None
 
     def evaluate(self, script: str, keys: list[str], arguments: Sequence[str | int]) -> Any:
-        """One attempt to run a script."""
+        """Make one attempt to run a script."""
         from redis.exceptions import NoScriptError
 
         call = ("EVALSHA", DIGESTS[script], len(keys), *keys, *arguments)
         try:
             return self._client.execute_command(*call)
-        except NoScriptError:  # the server has started since, or never had it
+        except NoScriptError:  # a restarted or new server has no scripts
             self._client.execute_command("SCRIPT LOAD", SCRIPTS[script])
             return self._client.execute_command(*call)
 
@@ -277,7 +277,7 @@ class RedisTable:
 
 
 def _client(server: RedisAddress, patience: float) -> Any:
-    """Without the client's own retries: ours are counted, logged and end at the deadline."""
+    """Disable the client's own retries: `RedisTable` counts, logs and limits attempts itself."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry

@@ -1,8 +1,8 @@
-"""What each call does to its record, as pure functions: the new record and an answer.
+"""Each coordinator call as a pure function of a record: it returns the new record and an answer.
 
-`base` is where the numbers of the current generation begin: numbers given out since the last loss
-of the records are above it. A number at or below `base` may be unknown to the record and still be
-the newest of its time, so it is accepted unless the record knows a newer one.
+Numbers of the current generation, given out since the records were last lost, are above `base`. A
+number at or below `base` may be missing from the rebuilt record and still be the newest, so it is
+accepted unless the record holds a newer one.
 """
 
 from m3pc.coordinator.records import PointerRecord, Record, SlotRecord
@@ -44,7 +44,7 @@ def publish(record: PointerRecord, pointer: Pointer, base: int) -> tuple[Pointer
 
 def _next_number(record: Record, base: int) -> int:
     number = max(record.number, base) + 1
-    if number % (1 << record.bits) == 0:  # the next generation's numbers begin here
+    if number % (1 << record.bits) == 0:  # this number belongs to the next generation
         raise InputError(
             f"the {1 << record.bits} numbers of a generation are all given out; stop the run, "
             "remove the coordinator's records and resume: that begins the next generation"

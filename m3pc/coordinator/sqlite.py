@@ -1,7 +1,7 @@
-"""The embedded table: one SQLite file that the processes of one machine share.
+"""The embedded table: a SQLite file that the processes of one machine share.
 
-A write is on the disk when its call returns. A file that was removed is created again, a damaged
-one is moved aside; either way the records are rebuilt.
+A write is on the disk when its call returns. A removed file is created again and a damaged file is
+moved aside; in both cases the records are rebuilt.
 """
 
 import fcntl
@@ -30,8 +30,8 @@ from m3pc.types import CoordinatorUnavailableError, InputError
 
 log = logging.getLogger(__name__)
 
-SUFFIXES = ("", "-wal", "-shm")  # of the files of one database
-DAMAGED = {"SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR"}  # the last: no such table
+SUFFIXES = ("", "-wal", "-shm")  # each database consists of these files
+DAMAGED = {"SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR"}  # SQLITE_ERROR: no such table
 MOVED = {"SQLITE_READONLY_DBMOVED", "SQLITE_IOERR_SHORT_READ"}
 MARKER, CLOCK, SUM = ("marker", ""), ("clock", ""), ("sum", "")  # rows beside the records
 LOCK_INTERVAL = 0.01  # seconds between two attempts to lock
@@ -44,17 +44,17 @@ TableRows = Mapping[tuple[str, str], str]  # texts by kind and name
 
 
 def monotonic_milliseconds() -> int:
-    """Since the machine started: the same clock for all its processes, which cannot be set."""
+    """Time since boot; all processes of the machine share this clock and no one can set it."""
     return time.monotonic_ns() // 1_000_000
 
 
 class SqliteTable:
-    """A `Table` in a file. Threads share its one connection."""
+    """A `Table` in a file. All threads share one connection."""
 
     def __init__(self, path: Path, *, clock: Callable[[], int] = monotonic_milliseconds) -> None:
         self._path, self._clock = path, clock
         self._connection: sqlite3.Connection | None = None
-        self._identity: tuple[int, int] | None = None  # of the open file
+        self._identity: tuple[int, int] | None = None  # device and inode of the open file
         self._lock = threading.Lock()
         self.where = f"sqlite:{path}"
 
@@ -93,7 +93,7 @@ class SqliteTable:
         ):
             rows = _rows(connection)
             if rows.get(MARKER, "") != marker:
-                return  # another client has rebuilt it
+                return  # another client has rebuilt the table
             remains = {
                 kind: {name: text for (its_kind, name), text in rows.items() if its_kind == kind}
                 for kind in RECORD_TYPES
@@ -110,7 +110,7 @@ class SqliteTable:
 
     @contextmanager
     def _transaction(self, begin: str, deadline: Deadline) -> Iterator[sqlite3.Connection]:
-        """All or nothing, on the file that is at the path now."""
+        """Run the block as a transaction on the file that is at the path now."""
         with self._lock:
             try:
                 connection = self._open(deadline)
@@ -162,7 +162,7 @@ class SqliteTable:
 
 
 def open_database(path: Path, deadline: Deadline) -> sqlite3.Connection:
-    """The file opened and checked; a new one where there is none or the old one is damaged."""
+    """Open and check the file; create it if it is missing, replace it if it is damaged."""
     for _ in range(2):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(
@@ -193,7 +193,7 @@ def open_database(path: Path, deadline: Deadline) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection) -> str:
-    """The result of SQLite's check of the file, "ok" or the damage; sets an intact one up."""
+    """Check the file and set an intact one up; return "ok" or the damage."""
     problem = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     tables = {str(name) for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
     if tables and "records" not in tables:
@@ -224,7 +224,7 @@ def _move_aside(path: Path, problem: str) -> None:
 
 @contextmanager
 def _locked(path: Path, deadline: Deadline) -> Iterator[None]:
-    """No other process opens the file or moves it away meanwhile."""
+    """Keep other processes from opening or moving the file during the block."""
     descriptor = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
     try:
         while True:
@@ -241,7 +241,7 @@ def _locked(path: Path, deadline: Deadline) -> Iterator[None]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode: tells a file from one that replaced it."""
+    """Device and inode, which distinguish a file from its replacement at the same path."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -250,7 +250,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _error_code(error: sqlite3.Error) -> str:
-    """SQLite's name of the error; extended codes of damage count as damage."""
+    """SQLite's name of the error; an extended code of damage becomes its basic code."""
     name = str(getattr(error, "sqlite_errorname", ""))
     return next((code for code in DAMAGED if name.startswith(f"{code}_")), name)
 
@@ -263,7 +263,7 @@ def _rows(connection: sqlite3.Connection) -> TableRows:
 def _write(
     connection: sqlite3.Connection, rows: TableRows, before: TableRows = MappingProxyType({})
 ) -> None:
-    """Make these the table's rows, with their checksum; `before` is what it has already."""
+    """Write `rows` and their checksum; rows that are the same in `before` are skipped."""
     summed = {**rows, SUM: _sum(rows)}
     changed = [(*key, text) for key, text in summed.items() if before.get(key) != text]
     connection.executemany(WRITE, changed)
@@ -274,5 +274,5 @@ def _is_intact(rows: TableRows) -> bool:
 
 
 def _sum(rows: TableRows) -> str:
-    """A checksum over all rows, so that a renamed or missing one is noticed."""
+    """A checksum over all rows, which detects a renamed or missing row."""
     return hashlib.sha256(repr(sorted({**rows, SUM: ""}.items())).encode()).hexdigest()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from m3pc.types import CoordinatorUnavailableError
 
-TableContents = Mapping[str, Mapping[str, str]]  # sealed records by name, by kind
+TableContents = Mapping[str, Mapping[str, str]]  # kind -> name -> sealed record
 
 
 class RecordsLostError(Exception):
@@ -16,16 +16,16 @@ class RecordsLostError(Exception):
 
     def __init__(self, marker: str = "") -> None:
         super().__init__("the coordinator's records are lost")
-        self.marker = marker  # as the table has it; empty if it has none
+        self.marker = marker  # the table's marker; empty if it is missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:
-    """One record, together with the marker that says which generation of the table it is from."""
+    """One record, and the marker of the table's generation at that time."""
 
     marker: str
     now: int  # milliseconds; never goes back, even when the clock is set back
-    text: str | None  # the sealed record; None where there is none
+    text: str | None  # the sealed record; None if there is no record
 
 
 class Deadline:
@@ -41,7 +41,7 @@ class Deadline:
         return self._end - time.monotonic()
 
     def check(self, where: str, reason: str, advice: str) -> None:
-        """CoordinatorUnavailableError once the deadline has passed."""
+        """Raise CoordinatorUnavailableError once the deadline has passed."""
         if self.remaining <= 0:
             raise CoordinatorUnavailableError(
                 f"{where} gave no answer within {self.seconds:g} s: {reason}; {advice}"
@@ -51,15 +51,15 @@ class Deadline:
 class Table(Protocol):
     """Every call raises CoordinatorUnavailableError at its deadline, and may be repeated."""
 
-    where: str  # for messages: without a password
+    where: str  # the address in messages, without a password
 
     def snapshot(self, kind: str, name: str, deadline: Deadline) -> TableSnapshot:
-        """One record. RecordsLostError where the marker is missing."""
+        """Read one record. Raises RecordsLostError if the marker is missing."""
 
     def swap(
         self, kind: str, name: str, *, old: str | None, new: str, marker: str, deadline: Deadline
     ) -> bool:
-        """Write a record. False, and nothing changes, if record or marker are not as given."""
+        """Write `new` if record and marker are still `old` and `marker`; otherwise return False."""
 
     def rebuild(
         self,
@@ -67,17 +67,17 @@ class Table(Protocol):
         make: Callable[[TableContents, int], tuple[str, TableContents]],
         deadline: Deadline,
     ) -> None:
-        """Replace everything, if the table's marker is still this one.
+        """Replace all contents if the table's marker is still `marker`.
 
-        `make` gets what remains and the time, and returns the new marker and records. No other
-        rebuild and no swap runs meanwhile.
+        `make` gets the remaining records and the time in milliseconds; it returns the new marker
+        and records. No other rebuild and no swap runs meanwhile.
         """
 
     def close(self) -> None: ...
 
 
 def advance_clock(clock: str, raw: int) -> tuple[int, str]:
-    """The time, and what to store of it: "last ahead", which corrects a clock that was set back.
+    """Return the time and the text "last ahead" to store, which corrects a clock that was set back.
 
     >>> advance_clock("", 500)
     (500, '500 0')
@@ -86,7 +86,7 @@ def advance_clock(clock: str, raw: int) -> tuple[int, str]:
     >>> advance_clock("500 480", 30)
     (510, '510 480')
     """
-    stored = re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})", clock)  # else new, or damaged
+    stored = re.fullmatch(r"([0-9]{1,15}) ([0-9]{1,15})", clock)  # None: new or damaged
     last, ahead = (int(stored[1]), int(stored[2])) if stored else (raw, 0)
     ahead = max(ahead, last - raw)
     return raw + ahead, f"{raw + ahead} {ahead}"

@@ -22,6 +22,6 @@ class Backoff:
         return min(self.first * 2.0 ** min(failures - 1, 60), self.longest)
 
     def jittered(self, failures: int, rng: UniformSource, *, at_least: float = 0.0) -> float:
-        """A random part of that pause, from the share `at_least` up to all of it, so that clients
-        that failed together do not come back together."""
+        """`pause` times a random factor from `at_least` to 1, so that clients that failed together
+        do not return together."""
         return self.pause(failures) * rng.uniform(at_least, 1.0)

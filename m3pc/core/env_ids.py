@@ -1,4 +1,4 @@
-"""Names of environments: an id, and after a space the arguments of its constructor, as JSON.
+"""Names of environments: an id and, after a space, constructor arguments as JSON.
 
 Hopper-v4
 d4rl/Hopper-v2 {"terminate_when_unhealthy": false}
@@ -30,15 +30,14 @@ def split_env_name(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def join_env_name(env_id: str, arguments: Mapping[str, Any]) -> str:
-    """The name that `parted` takes apart; the same arguments give the same name."""
+    """The inverse of `split_env_name`; equal arguments give equal names."""
     return f"{env_id} {json.dumps(arguments, sort_keys=True)}" if arguments else env_id
 
 
 def refuse_foreign_code(name: str, source: object) -> None:
-    """Refuse an environment named in a file if making it could run code or open files that the
-    file chooses."""
+    """Refuse an environment name from a file if making it could run code or open any file."""
     env_id, arguments = split_env_name(name)
-    if ":" in env_id:  # gymnasium imports what stands before the colon
+    if ":" in env_id:  # gymnasium imports the module before the colon
         raise InputError(
             f"{source} names the environment {name!r}, whose module would be run; if you trust "
             "it, give it with --env"

@@ -1,4 +1,4 @@
-"""One episode, put together step by step. L steps so far, S state, A action."""
+"""Builds one episode step by step. L steps so far, S state, A action."""
 
 import math
 from typing import NamedTuple
@@ -40,8 +40,7 @@ class EpisodeRecorder:
         decision: Decision | None = None,
         row: int = 0,
     ) -> None:
-        """One step: the action [A] that was executed, its reward, the state [S] that it led to,
-        and the decision behind it, of which `row` is this environment's."""
+        """Add a step. Row `row` of the decision is this environment's."""
         self._actions.append(action)
         self._rewards.append(reward)
         self._states.append(next_state)
@@ -57,14 +56,14 @@ class EpisodeRecorder:
             )
 
     def amend(self, state: Floats, action: Floats | None, reward: float | None) -> None:
-        """Replace the last state, and the action and reward of the step that led to it, if any."""
+        """Correct the last state, and the action and reward that led to it, if any."""
         self._states[-1] = state
         if self._actions:
             assert action is not None and reward is not None, "the last step has no action"
             self._actions[-1], self._rewards[-1] = action, reward
 
     def copy(self) -> "EpisodeRecorder":
-        """The same steps; what is added to one is not added to the other."""
+        """An independent recorder with the same steps."""
         other = EpisodeRecorder(self._states[0], seed=self._seed)
         other._states, other._versions = [*self._states], [*self._versions]
         other._actions, other._rewards = [*self._actions], [*self._rewards]
@@ -72,11 +71,11 @@ class EpisodeRecorder:
         return other
 
     def trace(self) -> PlanningTrace:
-        """Of an episode whose steps were all recorded with their decisions."""
+        """The trace. Every step must have been recorded with its decision."""
         return PlanningTrace(*np.array(self._planned, np.float32).T.copy())
 
     def episode(self, *, terminated: bool, truncated: bool) -> Episode:
-        """The steps so far, at least one. Its utility is the mean over the steps that planned."""
+        """The episode so far (at least one step). Its utility is the mean over planned steps."""
         utilities = np.array([numbers[1] for numbers in self._planned], np.float64)
         planned = utilities[np.isfinite(utilities)]
         return Episode(

@@ -56,9 +56,9 @@ def refuse_existing(path: Path) -> None:
 def staged_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a folder beside `path` that is renamed to `path` when the block ends, or removed.
 
-    A folder that exists at `path` is refused, or with `replace` set aside: at every moment
-    `current_folder` finds the old one or the new one, complete. What a killed process left behind
-    is removed by the next process; that of a living process is refused.
+    An existing folder at `path` is refused or, with `replace`, set aside: at every moment
+    `current_folder` finds the complete old or the complete new folder. The stage of a killed
+    process is emptied and used again; while a living process holds it, InputError is raised.
     """
     stage = path.parent / f".{path.name}.partial"
     made = [folder for folder in path.absolute().parents if not folder.exists()]
@@ -94,25 +94,23 @@ def staged_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def replaced_folder(path: Path) -> Path:
-    """Where a folder is kept while the one that replaces it is renamed."""
+    """Where the old folder is kept until the new one has its name."""
     return path.parent / f".{path.name}.replaced"
 
 
 def current_folder(path: Path) -> Path:
-    """The folder `path`, or the one set aside if the process was killed before the new one was
-    renamed."""
+    """`path`, or the folder set aside if the process was killed before it renamed the new one."""
     return path if path.exists() or not replaced_folder(path).exists() else replaced_folder(path)
 
 
 def remove_directory(path: Path) -> None:
-    """Remove a folder that may have been replaced; the current one last, so that `current_folder`
-    never finds an older one."""
+    """Remove `path`, after any older folder, so that `current_folder` never finds the older."""
     _remove(replaced_folder(path))
     _remove(path)
 
 
 def _set_aside(path: Path) -> None:
-    """Move `path` aside, if it exists, over what was set aside before."""
+    """Move `path` aside, if it exists, in place of any older folder there."""
     if path.exists():
         sync_directory(path.parent)
         _remove(replaced_folder(path))
@@ -125,7 +123,7 @@ def _remove(folder: Path) -> None:
 
 
 def _own(descriptor: int, folder: Path) -> bool:
-    """Lock an open folder; False also if another folder has its name by now."""
+    """Lock an open folder. False if it is locked, or another folder has taken its name."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return os.path.samestat(os.fstat(descriptor), folder.lstat())
@@ -134,7 +132,7 @@ def _own(descriptor: int, folder: Path) -> bool:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Innermost first. One that another process has used meanwhile is not empty, and stays."""
+    """Remove folders, innermost first, except those that another process has filled."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()

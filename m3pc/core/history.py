@@ -1,4 +1,4 @@
-"""How the window for a planner is built from the last steps of episodes.
+"""Builds the window for a planner from the last steps of episodes.
 
 E environments to decide for, T steps of a window, C steps of context, H rows of a waypoint table,
 S state, A action.
@@ -11,18 +11,17 @@ import numpy as np
 from m3pc.types import Floats, InputError, Window
 
 WaypointFn = Callable[[Floats], Floats]  # an episode's first state [S] -> its waypoints [H, S]
-Waypoints = Floats | WaypointFn  # the same for every episode, or by where it begins
+Waypoints = Floats | WaypointFn  # one table for all episodes, or by their first state
 
 
 class HistoryBuffer:
-    """The last steps of the episodes in a fixed number of slots, one episode a slot.
+    """The last steps of the episodes in a fixed number of slots, one episode per slot.
 
     `begin` starts an episode, `record` adds a step, `amend` corrects the last one, and `window` is
     what the planner gets. (An `EpisodeRecorder` keeps all steps, for the store.)
 
-    At step t the current state is at position min(t, C) of the window with C = window - horizon,
-    after as many past steps: nothing is padded on the left, so an episode's first steps plan
-    further ahead.
+    At step t the current state is at position min(t, C) of the window, with C = window - horizon.
+    The past is not padded, so an episode's first steps plan further ahead.
     """
 
     def __init__(
@@ -40,8 +39,7 @@ class HistoryBuffer:
     def begin(
         self, slot: int, state: Floats, seed: int, waypoints: Waypoints | None = None
     ) -> None:
-        """Forget the slot's episode and start another: first state [S], waypoints [H, S], and the
-        seed of its planning."""
+        """Replace the slot's episode by a new one; `seed` is for its planning."""
         table = waypoints(state) if callable(waypoints) else waypoints
         if table is not None and table.shape[1:] != state.shape:
             raise InputError(
@@ -54,8 +52,7 @@ class HistoryBuffer:
         self._waypoints[slot] = table
 
     def record(self, slot: int, action: Floats, next_state: Floats) -> None:
-        """Add a step: the action [A] that was executed in the current state, and the state [S] that
-        it led to, which becomes the current one."""
+        """Add a step: the executed action [A], and the next state [S], which becomes current."""
         assert self._steps[slot] >= 0, f"no episode has begun in slot {slot}"
         states, actions = self._states[slot], self._actions[slot]
         actions[min(self._steps[slot], self._context)] = action
@@ -66,15 +63,14 @@ class HistoryBuffer:
         states[min(self._steps[slot], self._context)] = next_state
 
     def amend(self, slot: int, action: Floats | None, state: Floats) -> None:
-        """Replace the current state [S], and the action [A] of the step that led to it, if any: the
-        caller reported them before, and corrects the report."""
+        """Correct the current state [S] and, if given, the action [A] that led to it."""
         now = min(self._steps[slot], self._context)
         self._states[slot, now] = state
         if now and action is not None:
             self._actions[slot, now - 1] = action
 
     def window(self, slots: Sequence[int]) -> Window:
-        """What a planner has to decide on for these slots, in this order."""
+        """The planner's input: one row per slot, in this order."""
         index = np.asarray(slots, np.int64)
         steps = self._steps[index]
         assert (steps >= 0).all(), f"an episode has not begun in one of the slots {list(slots)}"
@@ -92,17 +88,17 @@ class HistoryBuffer:
         )
 
     def _padded(self, past: Floats) -> Floats:
-        """[E, C + 1, size] -> [E, T, size]: zeros where the future is."""
+        """[E, C + 1, size] -> [E, T, size], with zeros for the future."""
         padded = np.zeros((len(past), self._window, past.shape[-1]), np.float32)
         padded[:, : past.shape[1]] = past
         return padded
 
 
 def block_subgoals(waypoints: Floats, spacing: int) -> Floats:
-    """The table [H, S] with every row of a block of `spacing` rows replaced by the block's last.
+    """A copy of the table [H, S] in which each row is the last row of its block of `spacing` rows.
 
-    A block that contains the table's last row stays as it is, complete or not, as in the released
-    code: of 20 rows by 5 the first three blocks become 4, 9 and 14, and 15 to 19 remain.
+    The block with the table's last row stays unchanged, complete or not, as in the released code:
+    with 20 rows and spacing 5, three blocks become rows 4, 9 and 14; rows 15 to 19 remain.
     """
     assert spacing >= 1, f"a spacing of {spacing} rows"
     rows = (len(waypoints) - 1) // spacing * spacing

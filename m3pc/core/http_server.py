@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS: Final = 10.0
-MAX_HEAD_BYTES: Final = 16 << 10  # of a request's first line and headers
+MAX_HEAD_BYTES: Final = 16 << 10  # request line and headers
 BACKLOG: Final = 128  # connections that wait to be accepted
 JOIN_SECONDS: Final = 5.0
 
@@ -75,7 +75,7 @@ class BoundedConnection(H11Protocol):
             self.loop.call_later(self.config.connection_seconds, transport.abort)
 
     def data_received(self, data: bytes) -> None:
-        previous = self.cycle  # uvicorn replaces it as soon as a head is complete
+        previous = self.cycle  # uvicorn replaces `cycle` when a head is complete
         if self._head_timer is None and (not previous or previous.response_complete):
             self._start_head_timer()
         super().data_received(data)

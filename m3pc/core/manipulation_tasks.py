@@ -1,6 +1,6 @@
-"""The manipulation tasks: their names, their sizes, and the arguments that may be changed.
+"""The manipulation tasks: names, sizes, and arguments that may be changed.
 
-Tables without code, so that data sets, names and environments agree without loading a simulator.
+Data sets, names and environments share these tables, which load no simulator.
 """
 
 import re
@@ -11,26 +11,26 @@ from typing import Any
 
 from m3pc.types import InputError
 
-ARM = {"eef_pos": 3, "eef_quat": 4, "gripper_qpos": 2}  # numbers of a Panda; `robot0_` left out
+ARM = {"eef_pos": 3, "eef_quat": 4, "gripper_qpos": 2}  # sizes for a Panda; keys without `robot0_`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManipulationTask:
-    """One environment id. Its states are `keys`, joined; its episodes end at success."""
+    """An environment id. A state joins the observations `keys`; an episode ends at success."""
 
     name: str  # what robosuite calls it
     keys: tuple[str, ...]
     max_episode_steps: int
     object_size: int  # numbers of `object` in a file
     sim_size: int  # numbers of a flattened simulator state: time, positions, velocities
-    object_at: int  # where in it the object's position begins
-    body: str  # the object's, in robosuite's observations
-    bins: bool = False  # whether there are four boxes to put it into
-    hard_reset: bool = False  # whether each episode has a model of its own
+    object_at: int  # index of the object's position in a simulator state
+    body: str  # the object's prefix in robosuite's observations
+    bins: bool = False  # whether there are four boxes for the object
+    hard_reset: bool = False  # whether each episode builds a new model
 
     @property
     def state_size(self) -> int:
-        """Numbers of `keys` together, with a Panda: other hands have other fingers."""
+        """The size of a state with a Panda; other hands have other fingers."""
         sizes = ARM | {"object": self.object_size}
         return sum(len(range(sizes[name])[part]) for name, part in map(key_part, self.keys))
 
@@ -66,7 +66,7 @@ SQUARE = ManipulationTask(
 )
 CAN_LIMITED = ManipulationTask(
     name="PickPlaceCan",
-    keys=(*ARM, "object[:3]"),  # where the can is, not how it lies
+    keys=(*ARM, "object[:3]"),  # the can's position, not its rotation
     max_episode_steps=400,
     object_size=14,
     sim_size=71,
@@ -87,9 +87,8 @@ OTHER_OBJECTS = (  # why a version of robosuite matters
     "object are swapped"
 )
 
-# How robomimic recorded its data: the defaults of an environment without arguments. The controller
-# is robosuite 1.4's own OSC_POSE, in which an action of 1 asks the hand to move by 5 cm or to turn
-# by half a radian.
+# Defaults of an environment, as in robomimic's recordings. The controller is robosuite 1.4's own
+# OSC_POSE, in which an action of 1 asks the hand to move by 5 cm or to turn by half a radian.
 ROBOT, CONTROL_FREQ = "Panda", 20
 ROBOTS = ("Panda", "Sawyer", "IIWA", "Jaco", "Kinova3", "UR5e")
 CONTROLLER: Mapping[str, Any] = {
@@ -129,7 +128,7 @@ def _is_numeric(value: object, depth: int = 2) -> bool:
     return value is None or (isinstance(value, int | float) and abs(value) <= sys.float_info.max)
 
 
-FIXED = ("type", "impedance_mode", "control_delta")  # others would be other actions
+FIXED = ("type", "impedance_mode", "control_delta")  # entries that define what an action means
 
 
 def _is_controller(values: object) -> bool:
@@ -140,8 +139,7 @@ def _is_controller(values: object) -> bool:
     )
 
 
-# Arguments that an environment's name may have, and their values: numbers and known names, never a
-# file.
+# Arguments allowed in an environment's name, with checks: numbers and known names, never a file.
 ARGUMENTS: Mapping[str, Callable[[object], bool]] = {
     "robots": lambda value: value in ROBOTS,
     "control_freq": lambda value: type(value) is int and 1 <= value <= 500,

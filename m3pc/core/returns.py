@@ -44,8 +44,8 @@ class ReturnRule:
         )
 
     def scale(self, steps: StepArray) -> NDArray[np.float64]:
-        """The factor from a sum of rewards to a return, at each step [R] -> [R], if the sum comes
-        in equal parts at all steps that could follow."""
+        """Steps [R] -> factors [R] that turn a sum of rewards into a return, if the sum is spread
+        evenly over the steps that could still follow."""
         left = np.maximum(self.max_episode_steps - steps, 1)
         counted = left if self.include_now else left - 1
         weighed = (

@@ -1,8 +1,8 @@
-"""Random streams that are functions of seed, update and purpose: there is no state to save."""
+"""Random streams as functions of seed, update and purpose, without any state to save."""
 
 import numpy as np
 
-# What a stream is for.
+# Purposes of streams.
 BATCH, MASKS, NOISE, CRITIC_BATCH, PLAN, BUFFER, MEASURED_BATCH = range(7)
 
 
@@ -12,8 +12,8 @@ def counter_stream(seed: int, update: int, purpose: int = BATCH) -> np.random.Ge
 
 
 class ReusableStream:
-    """One generator that can be moved to the start of any such stream: cheaper than a new one,
-    which matters where a few numbers are drawn from each of many streams."""
+    """One generator that moves to the start of any stream: cheaper than `counter_stream` if few
+    numbers are drawn from each of many streams."""
 
     def __init__(self) -> None:
         self._bits = np.random.Philox(key=0)

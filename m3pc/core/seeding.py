@@ -9,13 +9,13 @@ from itertools import count
 
 import numpy as np
 
-EpisodeStart = tuple[int, int]  # seeds of the environment's reset and of the planner's noise
+EpisodeStart = tuple[int, int]  # (reset seed, planning seed)
 
 COLLECT, EVALUATE = 1, 2  # spawn keys of a run's seed
 
 
 def data_episode(seed: int, *numbers: int) -> tuple[int, np.random.Generator]:
-    """The reset seed and the policy's noise of one episode of a data set."""
+    """The reset seed and the policy's random stream for one episode of a data set."""
     reset_seed, noise_seed = np.random.SeedSequence([seed, *numbers]).spawn(2)
     # Gymnasium takes a non-negative Python integer; 31 bits are safe for every environment.
     return int(reset_seed.generate_state(1)[0] >> 1), np.random.default_rng(noise_seed)
@@ -30,14 +30,13 @@ def evaluation_episode(seed: int, *numbers: int) -> EpisodeStart:
 
 
 def rollout_episodes(seed: int, slot: int, incarnation: int) -> Iterator[EpisodeStart]:
-    """The starts of one incarnation of a rollout actor, which no other incarnation and no
-    evaluation has."""
-    # Evaluations use (seed, number), which equals (seed, number, 0, 0): so never 0 here.
+    """Starts for one incarnation of a rollout actor; no other, and no evaluation, has them."""
+    # An evaluation's (seed, number) equals (seed, number, 0, 0): incarnation + 1 is never 0.
     return (evaluation_episode(seed, slot, incarnation + 1, number) for number in count())
 
 
 def lock_step_episode(seed: int, number: int) -> EpisodeStart:
-    """One collected episode of a run in a single process (`--local`)."""
+    """The start of one episode of a run in a single process (`--local`)."""
     child = np.random.SeedSequence([seed, number], spawn_key=(COLLECT,))
     reset_seed, planning_seed = child.generate_state(2, np.uint64)
     return int(reset_seed >> 33), int(planning_seed >> 1)

@@ -1,4 +1,4 @@
-"""What a process does on SIGTERM and SIGINT."""
+"""Temporary handlers for SIGTERM and SIGINT."""
 
 import signal
 from collections.abc import Callable, Iterator

@@ -24,7 +24,7 @@ def require_token_mode(environment: Mapping[str, str], remedy: str) -> None:
 
 
 def make_token(path: Path) -> Path:
-    """A file with a new token; one that exists is kept, and checked."""
+    """Write a new token; an existing file is kept and checked."""
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o600)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Complete episodes of scheduled policies, on all cores; the same for any number of cores."""
+"""Collects complete episodes on all cores; the result does not depend on their number."""
 
 import math
 import os

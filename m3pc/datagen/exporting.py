@@ -103,7 +103,7 @@ def _episodes(store: StoreInspection, report: OnSteps) -> Iterator[Episode]:
 
 
 def _sync(folder: Path) -> None:
-    """Flush every file, so that the contents are on the disk before the folder has its name."""
+    """Flush every file, so that its content is on disk before the folder is renamed."""
     for path in folder.iterdir():
         if path.is_dir():
             _sync(path)

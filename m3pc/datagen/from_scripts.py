@@ -89,7 +89,7 @@ def make_scripted_dataset(
         "quality": request.quality,
         "algorithm": "scripted",
         "roles": [variant.metadata() for variant in schedule.variants],
-        "share": round(1 / len(schedule.variants), 4),  # of each variant
+        "share": round(1 / len(schedule.variants), 4),  # per variant
         "same_starts": schedule.same_starts,
         "seed": request.seed,
         **size,
@@ -153,7 +153,7 @@ def _size(request: ScriptedDataRequest, schedule: ScriptSchedule) -> dict[str, i
 
 
 def _progress(size: dict[str, int], steps: int, successes: Sequence[bool]) -> dict[str, Any]:
-    """The unit of `size` and its total come first, as `progress` expects."""
+    """Numbers for OnProgress: the unit of `size` and its total come first."""
     done = {"steps": steps, "episodes": len(successes)}
     ((unit, total),) = size.items()
     return {unit: done[unit], "of": total, **done, "success": sum(successes) / len(successes)}

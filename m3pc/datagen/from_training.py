@@ -31,7 +31,7 @@ class TrainedDataRequest:
     target_return: float | None  # None: by the quality's score
     max_steps: int
     seed: int
-    replay: Path | None  # a second store, for the training episodes, beside a set of rollouts
+    replay: Path | None  # second store, which keeps the training episodes beside rollouts
     picture: Path
 
 

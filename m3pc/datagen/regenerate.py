@@ -22,7 +22,7 @@ from m3pc.datasets.sandbox import SandboxLimits, run_limited
 from m3pc.types import InputError
 from replay.store.store import Store, write_store
 
-SIZES = {"eef_pos": 3, "eef_quat": 4, "gripper_qpos": 2}  # of observations; the object has the rest
+SIZES = {"eef_pos": 3, "eef_quat": 4, "gripper_qpos": 2}  # per observation; the object has the rest
 
 
 def regenerate(
@@ -95,7 +95,7 @@ def _policy_file(source: str, on_progress: OnProgress) -> LocatedSource:
 
 
 def columns(env_id: str, order: Sequence[str]) -> tuple[int, ...]:
-    """The columns of an environment's states that hold those observations, in that order."""
+    """The columns of an environment's states that hold the observations, in this order."""
     plain, _ = split_env_name(env_id)
     if plain not in TASKS:
         raise InputError(

@@ -30,8 +30,8 @@ class SACConfig:
     discount: float = 0.99
     rate: float = 1e-3  # learning rate of actor and critics
     temperature: float = 1.0  # initial weight of entropy, in reward per nat
-    temperature_rate: float = 1e-3  # its learning rate; 0 keeps it constant
-    target_rate: float = 0.02  # of the targets towards the critics, per update
+    temperature_rate: float = 1e-3  # learning rate of the temperature; 0 keeps it constant
+    target_rate: float = 0.02  # share of the way from targets to critics, per update
     capacity: int = 1_000_000  # transitions kept; the oldest are overwritten
 
 
@@ -132,7 +132,7 @@ class ReplayRing:
         return min(self._added, len(self._rows))
 
     def add(self, episode: Episode) -> None:
-        """Every transition of an episode. Only termination, not truncation, ends the future."""
+        """Add every transition of an episode. Only termination, not truncation, ends the future."""
         continues = np.ones(len(episode), np.float32)
         continues[-1] = not episode.terminated
         rows = np.column_stack(

@@ -1,8 +1,7 @@
 """The training behind `m3pc data make`: SAC until a stated return, keeping every episode.
 
-One version of the policy plays a complete training episode; as many gradient updates as the episode
-had steps follow. An episode's version therefore identifies the policy that acted. The result
-depends on the seed alone.
+One version of the policy plays each training episode; then one gradient update per step follows.
+An episode's version therefore identifies its policy. The result depends on the seed alone.
 """
 
 import time
@@ -34,7 +33,7 @@ DEFAULTS = SACConfig()
 class CurvePoint:
     """One point of the learning curve."""
 
-    steps: int  # taken in the environment so far
+    steps: int  # environment steps so far
     evaluation_return: float  # mean over EVALUATION_EPISODES of the deterministic policy
     training_return: float  # mean over the last RECENT training episodes
     cpu_seconds: float

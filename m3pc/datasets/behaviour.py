@@ -1,4 +1,4 @@
-"""The behaviour policy in a D4RL file or an .npz: the arrays of one small ReLU network.
+"""Reads the behaviour policy in a D4RL file or an .npz: one small ReLU network.
 
 D4RL and DOPE name layers fc0, fc1, ..., last_fc (mean) and last_fc_log_std, each with weight and
 bias. An .npz may instead hold w0, b0, w1, b1, ..., whose last layer outputs the action itself.
@@ -25,7 +25,7 @@ from m3pc.datasets.hdf5 import (
 from m3pc.types import Floats, InputError
 
 LARGEST = 256 << 20  # bytes of all arrays
-FC, PLAIN = r"fc\d+\.weight", r"w\d+"  # names of hidden layers' weights; of all layers' weights
+FC, PLAIN = r"fc\d+\.weight", r"w\d+"  # weights of hidden layers (D4RL); of all layers (.npz)
 WeightArrays = dict[str, Floats]
 LayerNames = tuple[str, str]  # names of a layer's weight [out, in] and bias [out]
 
@@ -44,7 +44,7 @@ def load_checked(path: Path) -> WeightArrays:
 
 
 def layer_names(names: Iterable[str]) -> tuple[list[LayerNames], list[LayerNames]]:
-    """The hidden layers, and the output layers: mean and log std, or the action."""
+    """Return the hidden layers and the output layers: mean and log std, or the action."""
     counts = {kind: sum(bool(re.fullmatch(kind, name)) for name in names) for kind in (FC, PLAIN)}
     if counts[PLAIN]:
         plain = [(f"w{i}", f"b{i}") for i in range(counts[PLAIN])]
@@ -56,7 +56,7 @@ def layer_names(names: Iterable[str]) -> tuple[list[LayerNames], list[LayerNames
 
 
 def check_arrays(raw: Mapping[str, np.ndarray], name: str) -> WeightArrays:
-    """The arrays as float32: finite, and of shapes that lead from the state to the action."""
+    """Return float32 arrays; InputError unless they are finite and each layer fits the next."""
     hidden, outputs = layer_names(raw)
     names = [key for layer in (*hidden, *outputs) for key in layer]
     missing = [key for key in names if key not in raw]
@@ -105,7 +105,7 @@ def _from_hdf5(path: Path) -> dict[str, np.ndarray]:
 
 
 def _refuse_other_networks(policy: h5py.Group, name: str) -> None:
-    """Of the activations and distributions that D4RL can name, one each is supported."""
+    """D4RL may name other networks; only ReLU with a tanh-Gaussian output is supported."""
     for field, known in (("nonlinearity", b"relu"), ("output_distribution", b"tanh_gaussian")):
         value = read_text(policy, field) if field in member_names(policy) else known
         if value != known:

@@ -1,4 +1,4 @@
-"""D4RL's HDF5: n transitions laid end to end, in the layouts of v0 to v2."""
+"""Reads D4RL's HDF5: n transitions, episodes end to end, in the layouts of v0 to v2."""
 
 import re
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from m3pc.datasets.hdf5 import member_names, read_flags, read_matrix, read_vecto
 from m3pc.datasets.source import EpisodeSource, ImportOptions
 from m3pc.types import Booleans, Episode, Floats, InputError
 
-STEP_LIMIT = 1000  # of the locomotion tasks
-JUMP = 1e-5  # relative distance of a successor to the next row's state that ends an episode
+STEP_LIMIT = 1000  # default: the locomotion tasks' limit
+JUMP = 1e-5  # an episode ends where successor and next state differ by more, relatively
 ROBOTS = {
     "hopper": "d4rl/Hopper-v2",
     "walker": "d4rl/Walker2d-v2",
@@ -92,12 +92,12 @@ def _jumps(states: Floats, successors: Floats | None) -> Booleans:
     if successors is not None:
         distance = np.abs(states[1:] - successors[:-1])
         jumps[:-1] = (distance > JUMP * np.maximum(np.abs(states[1:]), 1)).any(axis=1)
-        jumps |= ~np.isfinite(successors).all(axis=1)  # ends there; the store refuses the episode
+        jumps |= ~np.isfinite(successors).all(axis=1)  # NaN or Inf: end here; the store refuses it
     return jumps
 
 
 def _step_limit_ends(ends: Booleans, max_episode_steps: int) -> Booleans:
-    """Time-outs of a file that stores none: every `max_episode_steps` since the last end."""
+    """Derive time-outs for a file without them: every `max_episode_steps` after an end."""
     rows = np.arange(len(ends))
     begins = np.append(True, ends[:-1])
     step = rows - np.maximum.accumulate(np.where(begins, rows, 0))

@@ -1,4 +1,4 @@
-"""From a dataset id to a file on this disk: downloads are resumed and checked by SHA-256.
+"""Finds a dataset on this disk or downloads it; downloads resume and are checked by SHA-256.
 
 `catalogue.tsv` lists the known datasets: the publishers' addresses, with sizes and hashes as
 TensorFlow Datasets recorded them.
@@ -39,12 +39,12 @@ class LocatedSource:
     """A dataset on this disk."""
 
     path: Path
-    kind: str  # d4rl, robomimic, minari; '' if only the file can show
+    kind: str  # d4rl, robomimic, minari; '' if not known before reading
     name: str  # for people; D4RL's names contain the robot
 
 
 def locate(source: str, on_progress: OnProgress) -> LocatedSource:
-    """The dataset at a path, or of an id: from the cache, downloaded first if need be."""
+    """Return the dataset at a path or with an id, which is downloaded if it is not cached."""
     kind, colon, rest = source.partition(":")
     path = Path(os.path.expanduser(source))  # unlike pathlib's method, it accepts any text
     if os.path.exists(path):
@@ -92,7 +92,7 @@ def fetch(entry: CatalogueEntry, folder: Path, on_progress: OnProgress) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with open(part, "ab", opener=_without_links) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # against another download
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # excludes a second download
             _continue(entry, file, on_progress)
     except BlockingIOError:
         raise InputError(f"{entry.id} is being fetched by another process; wait for it") from None

@@ -2,7 +2,7 @@
 
     {"env_name": "Lift", "env_version": "1.4.1", "type": 1, "env_kwargs": {"control_freq": 20, ...}}
 
-Files may lack it, or its version.
+A file may lack `env_args`, or its `env_version`.
 """
 
 import json
@@ -24,12 +24,12 @@ class EnvArgs:
     """What a file says about the environment it was recorded in."""
 
     task: str | None = None  # robosuite's name
-    version: str | None = None  # of robosuite
+    version: str | None = None  # robosuite's version
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, text: object, source: str) -> "EnvArgs":
-        """From the value of the attribute; empty if it is not a text."""
+        """Parse the attribute's value; empty if it is not a text."""
         if isinstance(text, bytes):  # HDF5's texts of fixed size
             text = text.decode(errors="replace")
         if not isinstance(text, str):
@@ -50,11 +50,11 @@ class EnvArgs:
         """The simulator, for people."""
         if self.version:
             return f"robosuite {self.version}"
-        return "not said: robosuite 1.4 or before is assumed"  # in manifests, as it is
+        return "not said: robosuite 1.4 or before is assumed"  # in manifests: keep it
 
     @property
     def is_later_robosuite(self) -> bool:
-        """Whether it was robosuite 1.5 or later, where the observation `object` differs."""
+        """Whether robosuite 1.5 or later recorded the data; its observation `object` differs."""
         controller = self.kwargs.get("controller_configs")
         if isinstance(controller, Mapping) and "body_parts" in controller:
             return True
@@ -76,14 +76,14 @@ class EnvArgs:
         return name
 
     def split_arguments(self, env_id: str) -> tuple[str, dict[str, Any]]:
-        """The same with the arguments that our environments support; and all others."""
+        """Return the name with the arguments that we support, and the unsupported arguments."""
         arguments = _arguments(self.kwargs)
         left_out = {name: arguments.pop(name) for name in unknown_arguments(arguments)}
         return join_env_name(env_id, arguments), left_out
 
     @property
     def env_id(self) -> str | None:
-        """Our environment of the task; one named after the task where we have none."""
+        """Our environment's id, else robosuite/TASK; None if the task is unknown."""
         if self.task is None:
             return None
         ours = (env_id for env_id, task in TASKS.items() if task.name == self.task)

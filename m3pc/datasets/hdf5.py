@@ -1,4 +1,4 @@
-"""HDF5 files from unknown sources: only plain arrays, checked by their headers before reading."""
+"""Reads HDF5 files from unknown sources: only plain arrays, whose headers are checked first."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ def member_names(group: h5py.Group) -> list[str]:
 
 @contextmanager
 def _readable(what: str) -> Iterator[None]:
-    """Errors of the HDF5 library over a damaged file become InputErrors."""
+    """Turn the HDF5 library's errors about a damaged file into InputErrors."""
     try:
         yield
     except InputError:
@@ -47,7 +47,7 @@ def _readable(what: str) -> Iterator[None]:
 
 
 def refuse_links(file: h5py.File) -> None:
-    """Check all objects of a file that another library is going to read."""
+    """Refuse links and external data in a file that another library is going to read."""
     links: dict[str, object] = {}
     names: list[str] = []
     with _readable(Path(file.filename).name):
@@ -80,7 +80,7 @@ def subgroup(group: h5py.Group, name: str) -> h5py.Group:
 
 
 def read_array(group: h5py.Group, name: str) -> NDArray[Any]:
-    """An array of numbers; what its header shows to be something else is not read."""
+    """Read an array of numbers; if its header shows anything else, InputError without reading."""
     member = _member(group, name)
     if not isinstance(member, h5py.Dataset):
         raise InputError(f"{member.name} is a group, expected an array")
@@ -169,7 +169,7 @@ def read_flags(group: h5py.Group, name: str) -> NDArray[np.bool_]:
 
 
 def read_matrix(group: h5py.Group, name: str) -> NDArray[np.float32]:
-    """An array [n] or [n, width] as float32 [n, width]. Neither may be 0."""
+    """An array [n] or [n, width] as float32 [n, width]; neither size may be 0."""
     values = read_array(group, name)
     if values.ndim == 1 and len(values):
         values = values[:, None]

@@ -1,4 +1,4 @@
-"""Minari datasets, read by Minari itself. L steps, S state size, A action size."""
+"""Reads Minari datasets with Minari's own library. L steps, S state size."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def is_minari(folder: Path) -> bool:
 
 
 def read_minari(folder: Path, options: ImportOptions) -> EpisodeSource:
-    """The dataset, after checks that nothing in its files makes Minari run code."""
+    """Read a dataset, after checking that nothing in its files makes Minari run code."""
     import minari
 
     _refuse_missing_spaces(folder / "data" / "metadata.json")
@@ -34,7 +34,7 @@ def read_minari(folder: Path, options: ImportOptions) -> EpisodeSource:
     bounds = _bounds(dataset.spec.action_space)
     spec = dataset.env_spec
     limit = options.max_episode_steps or (spec.max_episode_steps if spec else None)
-    limit = limit or dataset.storage.metadata.get(STEP_LIMIT)  # of a dataset that m3pc wrote
+    limit = limit or dataset.storage.metadata.get(STEP_LIMIT)  # m3pc's own exports have it
     if limit is None:
         raise InputError(f"{folder.name} does not say its step limit; give --horizon")
     if spec and ":" in spec.id:
@@ -54,7 +54,7 @@ def read_minari(folder: Path, options: ImportOptions) -> EpisodeSource:
 
 
 def _refuse_missing_spaces(metadata: Path) -> None:
-    """Where a space is missing, Minari would run whatever code `env_spec` names."""
+    """If a space is missing, Minari would run the code that `env_spec` names."""
     try:
         tree = json.loads(metadata.read_bytes())
         spaces = [tree["observation_space"], tree["action_space"]]

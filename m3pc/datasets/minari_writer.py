@@ -1,4 +1,4 @@
-"""A Minari dataset, written by Minari itself. L steps, S state size, A action size."""
+"""Writes a Minari dataset with Minari's own library."""
 
 import json
 import re
@@ -17,14 +17,12 @@ from gymnasium.spaces import Box
 from m3pc.core.env_ids import split_env_name
 from m3pc.types import Episode
 
-STEP_LIMIT = "step_limit"  # in the metadata, for data of an environment without a specification
+STEP_LIMIT = "step_limit"  # metadata key, needed if the environment has no specification
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinariContent:
-    """What to write."""
-
-    name: str  # of the dataset, from which its id is made
+    name: str  # the dataset's id is made from it
     state_size: int  # S
     action_size: int  # A
     max_episode_steps: int  # H
@@ -85,7 +83,7 @@ def _buffer(episode: Episode) -> Any:
 
 
 def _env_spec(env: str | None, max_episode_steps: int) -> EnvSpec | None:
-    """The registered specification, from which Minari can make the environment; else its id."""
+    """Return the registered specification, else one with the id only; None if neither works."""
     env_id, arguments = split_env_name(env) if env else ("", {})
     if not env_id or ":" in env_id:
         return None

@@ -1,4 +1,4 @@
-"""robomimic's HDF5: a group per demonstration, observations by name. L steps, S, A sizes."""
+"""Reads robomimic's HDF5: a group per demonstration, observations by name. S state size."""
 
 import re
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ from m3pc.datasets.hdf5 import (
 from m3pc.datasets.source import EpisodeSource, ImportOptions
 from m3pc.types import Booleans, Episode, Floats, InputError
 
-KEYS = LIFT.keys  # of which the prefix `robot0_` may be left out
+KEYS = LIFT.keys  # default; the prefix `robot0_` may be left out
 STEP_LIMIT = 400  # if the task is unknown
-ROUNDING = 1e-3  # by which actions may exceed [-1, 1]; they are clipped
-CLOSE = 1e-4  # metres, between an object's observed and its simulated position
+ROUNDING = 1e-3  # actions may exceed [-1, 1] by so much; they are clipped
+CLOSE = 1e-4  # metres; observed and simulated positions agree this closely
 LATER = (
     f"is of robosuite 1.5 or later, and {OTHER_OBJECTS}; the environments here are of 1.4, where "
     "the observations differ. Get the data of 1.4 (low_dim_v141.hdf5), or give another --env to "
@@ -111,7 +111,7 @@ def _demos(file: h5py.File, data: h5py.Group, subset: str) -> list[str]:
 
 
 def _origin(data: h5py.Group, demo: h5py.Group, options: ImportOptions) -> RecordingOrigin:
-    """The environment that the user gives, else that of env_args, else one whose sizes fit."""
+    """Take the environment from the user, else from env_args, else one whose sizes fit."""
     args = EnvArgs.parse(data.attrs.get("env_args"), data.name)
     fitting = _env_of_sizes(demo)
     sources = {
@@ -145,7 +145,7 @@ def _refuse_other_task(env: str, named: str | None, fitting: str | None) -> None
 def _name_of(
     env: str, known_by: str, args: EnvArgs, options: ImportOptions
 ) -> tuple[str, str | None]:
-    """How the environment is known, and its name; it gets the file's arguments if it has none."""
+    """Return how the environment is known, and its name; without arguments, it gets the file's."""
     env_id, arguments = split_env_name(env)
     fitting = _env_with_keys(env_id, options.keys)
     if options.env and fitting != env_id:
@@ -176,7 +176,7 @@ def _env_of_sizes(demo: h5py.Group) -> str | None:
 
 
 def _env_with_keys(env_id: str, keys: Sequence[str]) -> str | None:
-    """The environment of the same task whose states are these keys; itself without keys."""
+    """Return the same task's environment with these keys as states; `env_id` without keys."""
     short = tuple(key.removeprefix("robot0_") for key in keys)
     if not short or short == TASKS[env_id].keys:
         return env_id
@@ -194,8 +194,8 @@ def _refuse_width(width: int, env: str, task: ManipulationTask) -> None:
 
 
 def _refuse_later_recording(demo: h5py.Group, task: ManipulationTask) -> None:
-    """Recognises robosuite 1.5 where the file does not name its version: up to 1.4, `object`
-    begins with the object's position in the simulator's state."""
+    """Refuse robosuite 1.5 even where the file names no version: up to 1.4, `object` begins with
+    the object's position in the simulator's state."""
     obs = subgroup(demo, "obs")
     names = {"object", "robot0_eef_pos"}
     if not names <= set(member_names(obs)) or "states" not in member_names(demo):
@@ -221,7 +221,7 @@ class _Reader:
     sparse: bool  # a known task: the reward is 1 at success, 0 before, and the episode ends there
 
     def episode(self, demo: h5py.Group) -> Episode:
-        """The steps up to success. Without `next_obs`, the last one counts only if it succeeds."""
+        """Return the steps up to success. Without `next_obs`, a last step must succeed to count."""
         states = _observations(subgroup(demo, "obs"), self.keys)
         actions, rewards = read_matrix(demo, "actions"), to_float32(read_vector(demo, "rewards"))
         done = read_flags(demo, "dones")
@@ -250,7 +250,7 @@ class _Reader:
         )
 
     def _success(self, demo: h5py.Group, rewards: Floats, done: Booleans) -> Booleans:
-        """For a known task by its reward, since `dones` may also mark the end of a recording."""
+        """In a known task only reward 1 is success: `dones` may also mark a recording's end."""
         if not self.sparse:
             return done
         if not np.isin(rewards, (0, 1)).all():

@@ -20,8 +20,8 @@ from m3pc.core.progress import OnProgress
 from m3pc.core.subprocesses import python_path
 from m3pc.types import InputError
 
-MAX_LINE = 1 << 16  # characters of a line from the child, and of its error output
-DEBUG = "M3PC_DEBUG"  # variable; set it to see the child's own traceback
+MAX_LINE = 1 << 16  # limit in characters for a line and for the error output of the child
+DEBUG = "M3PC_DEBUG"  # environment variable; if set, the child prints its traceback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class SandboxLimits:
     """Resource limits of the child."""
 
     memory: int = 8 << 30  # bytes of address space
-    seconds: float = 600.0  # of wall time, and of CPU time
+    seconds: float = 600.0  # limit of wall time and of CPU time
 
 
 def run_limited(
@@ -66,7 +66,7 @@ def run_limited(
         drain.start()
         try:
             child.stdin.write(request + "\n")
-            child.stdin.flush()  # stays open: the child ends when it is closed
+            child.stdin.flush()  # stdin stays open: the child ends when it closes
             while line := child.stdout.readline(MAX_LINE):
                 on_progress(_progress(line))
             child.wait()
@@ -85,7 +85,7 @@ def report(**progress: object) -> None:
 
 
 def _progress(line: str) -> dict[str, Any]:
-    """Counts from a line of the child, whose output is trusted no more than the file it reads."""
+    """Parse counts from a line of the child, which is trusted no more than the file."""
     try:
         counts = json.loads(line)
     except (ValueError, RecursionError):
@@ -119,7 +119,7 @@ def _failure(code: int, errors: str, limits: SandboxLimits, *, late: bool) -> st
 
 
 def _printable(text: str) -> str:
-    """Without control characters: names in a file may contain terminal commands."""
+    """Replace control characters: names in a file may contain terminal commands."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
@@ -142,7 +142,7 @@ def _apply(limits: SandboxLimits) -> None:
 
 
 def _end_with_parent() -> None:
-    """If the parent is killed, the child must not keep writing to its folder."""
+    """End the child when its stdin closes, so that it does not outlive a killed parent."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 

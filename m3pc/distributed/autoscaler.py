@@ -1,10 +1,10 @@
-"""How many rollout actors a run should have: more while the learner waits for what they collect and
-the planner has room, fewer while they wait for the learner or in the planner's queue.
+"""How many rollout actors a run should have: more while the learner waits for episodes and the
+planner has room, fewer while actors wait for the learner or in the planner's queue.
 
-It cannot oscillate. Between the thresholds for more and for fewer there is room for the largest
-step: adding a quarter (of few actors: one, at most half) to actors that the learner uses up in 3/4
-of its time yields at most 1.5 · 0.75 < 2 times what it can use, and only from twice as much on the
-number is reduced. In addition, a number that was too high is not tried again for ten minutes.
+The number cannot oscillate. Actors are added if the learner needs at most 3/4 of its time for their
+data, and removed if they collect twice what the learner can use. A step adds a quarter, at least
+one, and so at most doubles their number: they then collect at most 2 · 0.75 < 2 times what the
+learner can use. In addition, a number that was too high is not tried again for ten minutes.
 """
 
 from collections import deque
@@ -19,33 +19,31 @@ from m3pc.telemetry.catalogue import (
 )
 from m3pc.telemetry.recorder import Metric, Snapshot
 
-WINDOW = 30.0  # seconds that the load is averaged over, and between two changes at least
+WINDOW = 30.0  # seconds: the load is averaged over them, and changes are at least so far apart
 COOLDOWN = 600.0  # seconds in which a number that was too high is not tried again
-STARVED = 0.25  # share of its time that the learner waits for episodes: more actors
-ROOM = 0.7  # share of its time up to which a planner may be busy, to allow more actors
-BLOCKED = 0.5  # share of their time that actors wait for the learner: fewer actors
-# Queueing time over computing time, of a planner that is busy for such a share: fewer actors.
+STARVED = 0.25  # more actors if the learner waits for episodes for this share of its time
+ROOM = 0.7  # ... and planners are busy for at most this share of their time
+BLOCKED = 0.5  # fewer actors if they wait for the learner for this share of their time
+# Fewer actors, too, if a planner is BUSY and requests queue QUEUED times as long as they compute.
 QUEUED, BUSY = 2.0, 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorBounds:
-    """Between which autoscaling chooses the number of actors."""
+    """Limits of the number of actors, inclusive."""
 
     min_actors: int
     max_actors: int
 
 
 class Autoscaler:
-    """Chooses the number of actors from the metrics of the run."""
-
     def __init__(self, bounds: ActorBounds) -> None:
         self.bounds = bounds
         self._snapshots: deque[tuple[float, Snapshot]] = deque()
-        self._too_many: tuple[int, float] | None = None  # a number, and until when it is avoided
+        self._too_many: tuple[int, float] | None = None  # number of actors, avoided until
 
     def decide(self, now: float, snapshot: Snapshot, *, actors: int, running: int) -> int:
-        """How many actors there should be; `actors` are wanted now, and `running` of them work."""
+        """Return how many actors to run; `actors` are wanted now, and `running` of them work."""
         inside = min(max(actors, self.bounds.min_actors), self.bounds.max_actors)
         if inside != actors or running != actors:  # the load of a changing fleet says nothing
             self._snapshots.clear()
@@ -61,7 +59,7 @@ class Autoscaler:
         return wanted
 
     def _adjusted(self, now: float, actors: int) -> int:
-        """The number that fits the load of the last WINDOW."""
+        """The number of actors that fits the load of the last WINDOW."""
         (begin, before), (end, after) = self._snapshots[0], self._snapshots[-1]
 
         def growth(metric: Metric, label: str = "") -> float:

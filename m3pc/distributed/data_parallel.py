@@ -18,16 +18,16 @@ from m3pc.online.run_folder import OnlineRun, open_run
 from m3pc.telemetry.process_report import ProcessReport
 from replay.server.client import StoreClient
 
-# Seconds that a learner waits for the others: more than the lead takes between two commands while
-# store and coordinator do not answer.
+# Seconds that a learner waits for its peers. The lead needs less between two commands even if store
+# and coordinator do not answer.
 PATIENCE = 120.0
-REASON_SECONDS = 2.0  # for a follower that ended to say why
+REASON_SECONDS = 2.0  # wait for the error of a follower that ended
 
 log = logging.getLogger(__name__)
 
 
 def build_learner(endpoints: RunEndpoints) -> LearnerProcess:
-    """In the process of the lead learner."""
+    """Build the lead learner, in its process."""
     run = open_run(endpoints.run)
     if run.config.fleet.learners == 1:
         return _learner_loop(run, endpoints)
@@ -35,7 +35,7 @@ def build_learner(endpoints: RunEndpoints) -> LearnerProcess:
 
 
 class DataParallelLearner:
-    """The lead of several learners. It owns their processes, and ends when one of them does."""
+    """The lead of several learners. It owns its followers' processes and ends if one ends."""
 
     def __init__(self, run: OnlineRun, endpoints: RunEndpoints) -> None:
         fleet = run.config.fleet
@@ -72,14 +72,14 @@ class DataParallelLearner:
         return self._loop.report(error)
 
     def _explained(self, error: PeersLostError) -> PeersLostError:
-        """With the errors of the followers that ended."""
+        """Add the errors of the followers that ended."""
         ended, _ = ray.wait(self._ends, num_returns=len(self._ends), timeout=REASON_SECONDS)
         reasons = [f"learner {self._ends.index(end) + 1}: {_reason(end)}" for end in ended]
         return PeersLostError("; ".join([str(error), *reasons]))
 
 
 def follow(endpoints: RunEndpoints, rendezvous: Rendezvous, rank: int) -> None:
-    """In the process of a follower."""
+    """Run a follower, in its process."""
     run = open_run(endpoints.run)
     group = join(rendezvous, rank)
     try:

@@ -4,9 +4,9 @@
                       ^                                              ^
       stop, SIGTERM ──┴──────────────────────────────────────────────┘
 
-Draining: actors store what they have. Learning: the updates that are still owed. Saving: the last
-version is published. A run that is asked to stop goes from draining to ending at once; `m3pc
-resume` continues it.
+Draining: actors store their collected steps. Learning: the learner does the updates that are still
+owed. Saving: it publishes the last version. A run that is asked to stop goes from draining to
+ending at once; `m3pc resume` continues it.
 """
 
 import logging
@@ -56,9 +56,9 @@ from replay.server.schedule import schedule_of
 PAUSE = 0.2  # seconds between two polls of all processes
 STATUS_EVERY, LOG_EVERY = 0.5, 10.0  # seconds
 DRAIN_SECONDS, END_SECONDS = 10.0, 30.0
-LEARNER_IDLE_SECONDS = 600.0  # a learner that does nothing for so long is hung
+LEARNER_IDLE_SECONDS = 600.0  # a learner that is idle for longer counts as hung
 NO_LIMIT = 10**9  # steps
-# Exit codes by the error that ended the learner. After any other error it is restarted.
+# Exit codes by the error that ended the learner. After any other error the learner is restarted.
 FATAL_ERRORS = {
     DivergedError.__name__: DIVERGED,
     "MemoryError": OUT_OF_MEMORY,
@@ -80,8 +80,7 @@ class RunOutcome:
 
 
 class Driver:
-    """One `turn` polls all processes and moves the run through its phases; none blocks but the
-    ending."""
+    """Each `turn` polls all processes and moves the run through its phases. Only ending blocks."""
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class Driver:
 
     @property
     def owed(self) -> int:
-        """Updates that belong to what the store holds."""
+        """Updates that the schedule demands for the data in the store."""
         stored = self.fleet.stored
         if stored is None:
             return 0
@@ -182,7 +181,7 @@ class Driver:
             self._scale(desired, now)
 
     def _scale(self, desired: DesiredState, now: float) -> None:
-        """To the number that was asked for, or to one between the bounds that fits the load."""
+        """Set the number of actors: as requested, or by autoscaling between the bounds."""
         bounds = _bounds(desired, self.run.config.fleet)
         if bounds is None:
             self._autoscaler = None
@@ -206,7 +205,7 @@ class Driver:
         if self.fleet.is_parked and self.phase == "collecting":
             reasons = sorted({actor.reason for actor in self.fleet.actors.values()})
             self._give_up(PARKED, f"every actor ended too often: {'; '.join(reasons)[:500]}")
-        for process in self.fleet.core[:-1]:  # without its evaluator a run goes on
+        for process in self.fleet.core[:-1]:  # all but the evaluator, which is not vital
             if process.state == "parked" and self.phase not in ("ending", "ended"):
                 code = IO_FAILED if process is self.fleet.store else INTERNAL
                 self._give_up(code, f"{process.name} ended too often: {process.reason[:500]}")
@@ -240,7 +239,7 @@ class Driver:
     def _collect(self, now: float) -> None:
         if self._stop_requests or self.steps >= self.run.config.online.steps:
             self._reason = "stopped" if self._stop_requests else "finished"
-            # Episodes on their way are stored though the learner may be behind: it catches up.
+            # Store all pending episodes even if the learner is behind: it catches up later.
             self.fleet.set_slack(NO_LIMIT)
             self.fleet.scale(0, now)
             self._enter("draining")
@@ -250,7 +249,7 @@ class Driver:
             self._enter("ending" if self._stop_requests else "learning")
 
     def _learn(self) -> None:
-        """Until no update is owed for what the store holds after all actors left."""
+        """Wait until no update is owed for the store's content after all actors left."""
         status = self.fleet.learner_status
         is_known = self.fleet.store.reported_at >= self._phase_began
         if self._stop_requests:
@@ -259,7 +258,7 @@ class Driver:
             self._enter("saving")
 
     def _save(self) -> None:
-        """If the reply or the learner is lost, the next learner may have to catch up first."""
+        """Publish the last version. If the reply is lost, a new learner may have to catch up."""
         learner = self.fleet.learner
         if self._stop_requests:
             self._enter("ending")
@@ -279,7 +278,7 @@ class Driver:
             self._enter("ending")
 
     def _end(self) -> None:
-        """The learner saves and the store closes its log. Their processes are not polled again."""
+        """Let the learner save and the store close its log. They are not polled again."""
         if self._stop_requests and not self._code:
             self._reason = "stopped"  # replaces "finished"
         learner, store = self.fleet.learner.handle, self.fleet.store.handle
@@ -328,14 +327,14 @@ class Driver:
         }
         try:
             write_status(self.run.path, status)
-        except OSError as error:  # a full disk passes
+        except OSError as error:  # such as a full disk, which is temporary
             log.warning("event=status-lost reason=%s", error)
         self._metrics(merge([view.snapshot, gauges(view)]), missing(view))
         self._show(status)
 
 
 def _bounds(desired: DesiredState, fleet: FleetConfig) -> ActorBounds | None:
-    """Of autoscaling; None where a number was asked for, or neither that nor bounds."""
+    """The bounds of autoscaling; None if a number was requested or no bounds are set."""
     if desired.min_actors is not None and desired.max_actors is not None:
         return ActorBounds(min_actors=desired.min_actors, max_actors=desired.max_actors)
     if desired.actors is None and fleet.most_actors:
@@ -344,7 +343,7 @@ def _bounds(desired: DesiredState, fleet: FleetConfig) -> ActorBounds | None:
 
 
 def _completed(name: str, call: Callable[[], Any]) -> bool:
-    """Whether a call was completed in time. A call whose reply is lost is repeated."""
+    """Whether a call completed in time. A call whose reply is lost is repeated."""
     deadline = time.monotonic() + END_SECONDS
     while (left := deadline - time.monotonic()) > 0:
         try:

@@ -1,4 +1,4 @@
-"""How the processes of a run find each other. Small and picklable: every process gets one."""
+"""How the processes of a run find each other."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -10,26 +10,26 @@ from m3pc.online.recovery import recover_from_disk
 from m3pc.types import Coordinator
 
 GENERATIONS, COORDINATOR = "generations", "coordinator.sqlite"  # in the run's folder
-NAMESPACE = "m3pc"  # of Ray
+NAMESPACE = "m3pc"  # Ray namespace of all processes
 NodeRole = Literal["actor", "planner", "learner"]
-ROLE_UNITS = 0.001  # of a node's role resource, which only says where a process may run
+ROLE_UNITS = 0.001  # each process takes so little of a role resource: it only selects nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEndpoints:
-    """Names and addresses of one run."""
+    """Names and addresses of one run. Every process gets a pickled copy."""
 
     run: Path  # a folder that all machines see
-    id: str  # of the run
+    id: str  # id of the run
     coordinator: str  # address, or "" for a file in the run's folder
     roles: bool = False  # whether processes run only on nodes that offer their role
 
     def name(self, part: str, number: int = 0) -> str:
-        """Of a process in Ray; unique among all runs of a cluster."""
+        """The name of a process in Ray, unique among all runs of a cluster."""
         return f"{self.id}-{part}-{number}"
 
     def resources(self, role: NodeRole) -> dict[str, float]:
-        """What a process requests from Ray to run on a node of its role."""
+        """Resources to request from Ray, so that a process runs on a node of its role."""
         return {f"m3pc_{role}": ROLE_UNITS} if self.roles else {}
 
     def connect(self) -> Coordinator:

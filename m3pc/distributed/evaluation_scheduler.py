@@ -1,6 +1,6 @@
-"""When a run is evaluated: its newest weights at fixed numbers of environment steps and at its end.
+"""Evaluates a run's newest weights at fixed numbers of environment steps and at its end.
 
-No call here blocks: the evaluator reads the weights and plays in a process of its own.
+No call here blocks: the evaluator reads the weights and plays in its own process.
 """
 
 import logging
@@ -18,9 +18,9 @@ from m3pc.tracking.run_log import RunLog, read_metrics
 from m3pc.types import Coordinator, CoordinatorUnavailableError, Pointer
 from planner.server.weights_loader import RejectedError
 
-STEP_SECONDS = 600.0  # an evaluation that takes no step for so long is hung
-START_SECONDS = 120.0  # a due evaluation that cannot start for so long is given up at the run's end
-TRIES = 3  # of one evaluation whose process dies or hangs
+STEP_SECONDS = 600.0  # an evaluation without a step for so long counts as hung
+START_SECONDS = 120.0  # at the run's end, wait at most so long for a due evaluation to start
+TRIES = 3  # attempts at one evaluation if its process dies or hangs
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +38,17 @@ class EvaluationScheduler:
         self._every = run.config.evaluation.every
         self._pending: tuple[int, Any] | None = None  # steps, reply
         self._delayed_since: float | None = None  # when a due evaluation first could not start
-        self._failures = 0  # tries of the due evaluation
+        self._failures = 0  # failed tries of the due evaluation
         self.rows = read_metrics(run.path, "evaluation")
-        self._requested = self._evaluated  # steps at the last evaluation that was requested
+        self._requested = self._evaluated  # steps at the last requested evaluation
 
     @property
     def is_pending(self) -> bool:
         return self._pending is not None
 
     def poll(self, now: float, steps: int, runlog: RunLog, *, last: bool = False) -> None:
-        """Take a result that has arrived; request an evaluation if it is due, or if it is the
-        `last` of the run."""
+        """Receive a finished evaluation, or request one that is due; `last`: the run is at its
+        end."""
         if self._pending is not None:
             self._receive(now, runlog)
         elif not is_due(self._requested, steps, every=self._every, last=last):
@@ -69,8 +69,8 @@ class EvaluationScheduler:
             self._delayed_since = now
 
     def _request(self, steps: int) -> bool:
-        """Whether it could start. The first evaluation of a run is of its offline weights, at step
-        0, however much is collected by now."""
+        """Request an evaluation; return False if it cannot start. A run's first one always counts
+        as step 0 and uses the offline weights."""
         if self._evaluator.state != "up":
             return False
         pointer = None
@@ -103,7 +103,7 @@ class EvaluationScheduler:
             record: EvaluationRecord = ray.get(reply, timeout=1.0)
         except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else None
-            if isinstance(cause, RejectedError):  # the file may just have been replaced: try again
+            if isinstance(cause, RejectedError):  # file just replaced? Try again
                 log.info("event=nothing-to-evaluate reason=%s: %s", cause.reason, cause.message)
                 self._requested = self._evaluated
                 self._delay(now)
@@ -115,8 +115,8 @@ class EvaluationScheduler:
         runlog.write("evaluation", steps, record.numbers, returns=record.returns)
 
     def _failed(self, steps: int, error: RayError) -> None:
-        """Repeat an evaluation whose process died, but not indefinitely. One that raised an error
-        would raise it again; a later evaluation may not."""
+        """Repeat an evaluation whose process died, up to TRIES times. An evaluation that raised
+        an error would raise it again, so it is skipped."""
         self._failures, self._delayed_since = self._failures + 1, None
         repeat = self._failures < TRIES and not isinstance(error, RayTaskError)
         log.warning(

@@ -1,4 +1,4 @@
-"""The evaluator of a run: a process of its own that plays fixed episodes by published weights."""
+"""The evaluator of a run: a process that plays fixed episodes with published weights."""
 
 import os
 import time
@@ -20,10 +20,10 @@ from planner.server.weights_loader import read_published
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatorStatus:
-    idle_seconds: float  # since the last step of the evaluation that is played; 0 between them
+    idle_seconds: float  # since the current evaluation's last step; 0 between evaluations
 
 
-# Ray's types do not know max_concurrency; more than 1 so that it reports while it plays.
+# Ray's types lack max_concurrency. Two calls may run at once: it reports while it plays.
 @ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)  # type: ignore[call-overload]
 class EvaluatorActor:
     """Evaluates one version at a time."""
@@ -34,8 +34,8 @@ class EvaluatorActor:
         self._last_step: float | None = None
 
     def evaluate(self, pointer: Pointer | None) -> EvaluationRecord:
-        """Of published weights, or of the run's offline checkpoint (None). RejectedError where the
-        file is not the one that the pointer names."""
+        """Evaluate published weights, or the run's offline checkpoint (None). Raises RejectedError
+        if the file does not match the pointer."""
         self._step({})
         try:
             if pointer is None:

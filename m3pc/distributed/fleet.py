@@ -1,7 +1,7 @@
 """The processes of a run on Ray, kept alive: store, learner, planners, evaluator, actors.
 
-Each looks up the others by name and repeats a request while one is away, so any of them may be
-killed at any time. The driver only has to poll often.
+Processes look each other up by name and repeat requests that get no answer, so each may be killed
+at any time. The driver only has to poll often.
 """
 
 from collections import deque
@@ -34,11 +34,11 @@ from replay.server.client import StoreClient
 from replay.server.remote import StoreActor
 from replay.server.service import StoreTotals
 
-RECENT_EPISODES = 50  # finished episodes that are kept for the status
+RECENT_EPISODES = 50  # finished episodes kept for the status
 
 
 class ProcessFleet:
-    """All supervised processes of a run, and the metrics of all of them together."""
+    """All supervised processes of a run, and their merged metrics."""
 
     def __init__(self, run: OnlineRun, endpoints: RunEndpoints) -> None:
         self.run, self.endpoints = run, endpoints
@@ -56,14 +56,14 @@ class ProcessFleet:
             "evaluator", self._make_evaluator
         )
         self.actors: dict[int, SupervisedRolloutWorker] = {}
-        self._leaving: dict[SupervisedRolloutWorker, float] = {}  # with the time of their deadline
+        self._leaving: dict[SupervisedRolloutWorker, float] = {}  # worker -> deadline
         self.finished: deque[FinishedEpisode] = deque(maxlen=RECENT_EPISODES)
         self.stored: StoreTotals | None = None  # the last known, also while the store is away
-        self._restarts: dict[str, int] = {}  # counted so far, by name
+        self._restarts: dict[str, int] = {}  # restarts counted so far, by process name
 
     def poll(self, now: float) -> None:
-        """Start the processes that are due and take the reports that have arrived. All others
-        wait for the store: it creates the folder that they read."""
+        """Start due processes and take the reports that have arrived. The store starts first:
+        it creates the folder that the other processes read."""
         self.store.poll(now)
         if self.store.report is None:
             return
@@ -77,7 +77,7 @@ class ProcessFleet:
         self._take_reports()
 
     def scale(self, count: int, now: float) -> None:
-        """Run so many actors: the lowest free slots are filled, the highest are drained."""
+        """Run `count` actors: fill the lowest free slots, drain the highest ones."""
         for slot in range(count):
             if slot not in self.actors:
                 self.actors[slot] = self._actor(slot)
@@ -91,7 +91,7 @@ class ProcessFleet:
         self._recorder.add(SCALED, label="up" if after > before else "down")
 
     def set_slack(self, steps: int) -> None:
-        """Set how far collecting may run ahead of learning."""
+        """Set how many steps collecting may run ahead of learning."""
         if self.store.handle is not None:
             self.store.handle.set_slack.remote(steps)
 
@@ -162,7 +162,7 @@ class ProcessFleet:
         return SupervisedProcess(name, make, patience=self._config.silence)
 
     def _options(self, part: str, number: int = 0, *, role: NodeRole = "learner") -> dict[str, Any]:
-        """Of Ray. Store and evaluator run where the learner does."""
+        """Options of a Ray actor. Store and evaluator run on nodes of the learner's role."""
         return {
             "name": self.endpoints.name(part, number),
             "namespace": NAMESPACE,
@@ -231,7 +231,7 @@ class ProcessFleet:
 
 
 def build_planner(endpoints: RunEndpoints) -> PlannerService:
-    """In the process of a planner: by the newest checkpoint until it knows a published version."""
+    """Build a planner, in its process. It uses the newest checkpoint until it gets a version."""
     run = open_run(endpoints.run)
     service = PlannerService(checkpoint.read_newest(run.checkpoints).weights, run.config)
     service.follow(endpoints.connect(), run.path)

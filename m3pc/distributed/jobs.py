@@ -1,4 +1,4 @@
-"""Commands of m3pc as jobs of a Ray cluster, which go on when the terminal is closed."""
+"""Runs m3pc commands as jobs of a Ray cluster; they continue when the terminal is closed."""
 
 import asyncio
 import logging
@@ -17,13 +17,12 @@ from m3pc.core.token_file import MODE, PATH
 from m3pc.types import InputError
 
 ADDRESS = "http://127.0.0.1:8265"
-# Seconds that a stopped job has to store its episodes and save before Ray kills it.
-STOP_SECONDS = 90
+STOP_SECONDS = 90  # a stopped job may store its episodes and save for so long before Ray kills it
 JOB_ID = re.compile("[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
-# Not uploaded with the code, as everything that .gitignore names.
+# Not uploaded with the code; nor is anything that .gitignore names.
 EXCLUDED = [".git", ".venv", "/runs", "/data", "/tests", "/docs"]
-CLUSTER_COMMANDS = ("finetune", "resume")  # connect to it by default
+CLUSTER_COMMANDS = ("finetune", "resume")  # these connect to the cluster by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class Job:
     status: str  # PENDING, RUNNING, SUCCEEDED, FAILED or STOPPED
     command: str
     message: str = ""
-    code: int | None = None  # exit code of its command
+    code: int | None = None  # exit code of the command
 
     @property
     def ended(self) -> bool:
@@ -42,8 +41,8 @@ class Job:
 
 
 def entrypoint(words: Sequence[str], folder: Path) -> str:
-    """A shell line that runs the command by the uploaded code in a folder that all machines see,
-    so relative paths mean the same there as here."""
+    """A shell line that runs the command with the uploaded code. `folder` is the working folder:
+    all machines see it, so relative paths mean the same on each."""
     command = list(words)
     joins = command[0] in CLUSTER_COMMANDS and not {"--address", "--local"} & {
         word.partition("=")[0] for word in command
@@ -73,7 +72,7 @@ class Jobs:
         from ray.job_submission import JobSubmissionClient
 
         for name in ("", ".dashboard.modules.dashboard_sdk", ".dashboard.modules.job.sdk"):
-            logging.getLogger(f"ray{name}").setLevel(logging.ERROR)  # they log what they send
+            logging.getLogger(f"ray{name}").setLevel(logging.ERROR)  # they would log requests
         self._address = address
         with self._explained():
             self._client = cast(Any, JobSubmissionClient)(address)
@@ -87,8 +86,7 @@ class Jobs:
         environment: Mapping[str, str],
         job: str = "",
     ) -> str:
-        """The id of the new job. `code` is the folder to upload; None: the cluster has m3pc
-        installed."""
+        """Return the new job's id. `code` is uploaded; None: the cluster has m3pc installed."""
         name = _checked(job or f"{words[0]}-{secrets.token_hex(4)}")
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS), **environment}
         runtime_env: dict[str, Any] = {"env_vars": variables}
@@ -105,13 +103,13 @@ class Jobs:
             return _job(self._client.get_job_info(_checked(job)))
 
     def all(self) -> list[Job]:
-        """The newest first."""
+        """All jobs, the newest first."""
         with self._explained():
             jobs = [info for info in self._client.list_jobs() if info.submission_id]
         return [_job(info) for info in sorted(jobs, key=lambda info: -(info.start_time or 0))]
 
     def stop(self, job: str) -> bool:
-        """Ask a job to stop, without waiting for it; whether it was running."""
+        """Ask a job to stop, without waiting. Return whether it was running."""
         with self._explained():
             return bool(self._client.stop_job(_checked(job)))
 
@@ -152,8 +150,8 @@ class Jobs:
 
 
 def variables(assignments: Sequence[str]) -> dict[str, str]:
-    """From NAME=VALUE, or NAME for its value in this shell, which keeps secrets out of the shell's
-    history."""
+    """Parse NAME=VALUE, or NAME alone for its value in this environment, which keeps secrets out
+    of the shell's history."""
     environment = {}
     for text in assignments:
         name, equals, value = text.partition("=")
@@ -166,7 +164,7 @@ def variables(assignments: Sequence[str]) -> dict[str, str]:
 
 
 def _checked(job: str) -> str:
-    """Ids become parts of URLs and of file names."""
+    """Refuse ids that are unsafe in URLs and file names."""
     if not JOB_ID.fullmatch(job):
         raise InputError(f"a job's id is {job!r}; give letters, digits, and . _ - inside")
     return job

@@ -1,4 +1,4 @@
-"""Start or resume an online run on Ray: its checks, its cluster, its log, and its driver."""
+"""Start or resume an online run on Ray: check inputs, connect, log, and drive."""
 
 import logging
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ from m3pc.tracking.run_lock import locked
 from m3pc.tracking.trackers import make_tracker
 from m3pc.types import CoordinatorUnavailableError, InputError
 
-LOGICAL_CPUS = 256  # of a private cluster: more than any number of actors needs
-LOG, LOGS = "driver.log", "logs"  # of this process; of all others on a private cluster
+LOGICAL_CPUS = 256  # a private cluster offers more than any number of actors needs
+LOG, LOGS = "driver.log", "logs"  # this process; all other processes of a private cluster
 LOG_BYTES = 10 << 20
 
 
@@ -36,8 +36,8 @@ def run_cluster(
     metrics: MetricsEndpoint | None = None,
     track: str = "",
 ) -> RunOutcome:
-    """Drive a run until it has its steps, is asked to stop, or cannot go on."""
-    path = path.resolve()  # processes elsewhere start in other folders
+    """Drive a run until it has all its steps, is asked to stop, or cannot continue."""
+    path = path.resolve()  # other processes have other working folders
     with locked(path):
         run = open_run(path)
         if _is_finished(run):
@@ -62,7 +62,7 @@ def run_cluster(
 
 
 def _check_inputs(run: OnlineRun, endpoints: RunEndpoints) -> None:
-    """Report once, before anything starts, what would fail in every process."""
+    """Fail before anything starts if logged data or coordinator would fail every process."""
     run.logged_store()
     try:
         with closing(endpoints.connect()) as coordinator:
@@ -74,7 +74,7 @@ def _check_inputs(run: OnlineRun, endpoints: RunEndpoints) -> None:
 
 
 def check_machines(endpoints: RunEndpoints) -> None:
-    """A coordinator in a file (SQLite's locks, this machine's clock) serves one machine only."""
+    """Refuse several machines if the coordinator is a file: its locks and clock are local."""
     nodes: list[dict[str, Any]] = cast(Any, ray).nodes()
     hosts = sorted({node["NodeManagerHostname"] for node in nodes if node["Alive"]})
     if len(hosts) > 1 and not endpoints.coordinator:
@@ -85,14 +85,14 @@ def check_machines(endpoints: RunEndpoints) -> None:
 
 
 def _is_finished(run: OnlineRun) -> bool:
-    """Whether an earlier driver brought the run to its end."""
+    """Whether an earlier driver finished the run."""
     last = read_status(run.path)
     expected = {"state": "ended", "reason": "finished", "code": OK, "of": run.config.online.steps}
     return all(last.get(name) == value for name, value in expected.items())
 
 
 def _logical_gpus(run: OnlineRun) -> int | None:
-    """As many as the settings ask for; None: as many as Ray finds."""
+    """GPUs that a private cluster offers: as the settings request; None: those that Ray detects."""
     fleet = run.config.fleet
     gpus = fleet.planners * fleet.planner_gpus + fleet.learners * fleet.learner_gpus
     return max(1, round(gpus + 0.5)) if gpus and run.config.compute.device == "cpu" else None
@@ -100,7 +100,7 @@ def _logical_gpus(run: OnlineRun) -> int | None:
 
 @contextmanager
 def _log_file(path: Path) -> Iterator[None]:
-    """Log into a file of the run instead of the terminal, which shows the status."""
+    """Log into a file instead of the terminal, which shows the status."""
     handler = RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     root = logging.getLogger("m3pc")

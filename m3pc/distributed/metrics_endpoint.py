@@ -1,4 +1,4 @@
-"""A run's metrics, served to Prometheus for as long as the run is driven."""
+"""Serves a run's metrics to Prometheus while the run is driven."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ from m3pc.telemetry.exporter import LOOPBACK, Exporter
 from m3pc.telemetry.recorder import Snapshot
 from m3pc.types import InputError
 
-PublishMetrics = Callable[[Snapshot, str], None]  # metrics, and why the run is not ready or ""
+PublishMetrics = Callable[[Snapshot, str], None]  # metrics; why the run is not ready, or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsEndpoint:
-    """Where metrics are served, and to whom."""
+    """Where metrics are served, and how Prometheus finds and reads them."""
 
     host: str = LOOPBACK
     port: int | None = None  # None: the first free one from 9400 on
@@ -29,8 +29,8 @@ class MetricsEndpoint:
 
 
 def parse_metrics_endpoint(address: str) -> MetricsEndpoint | None:
-    """From HOST:PORT, auto or off (None). Settings of the machine come from its environment: the
-    folder that its Prometheus watches (M3PC_TARGETS), a token file (M3PC_METRICS_TOKEN_FILE)."""
+    """Parse HOST:PORT, auto or off (None). M3PC_TARGETS names the folder that this machine's
+    Prometheus watches, M3PC_METRICS_TOKEN_FILE a token file."""
     if address == "off":
         return None
     host, _, port = address.rpartition(":")

@@ -1,7 +1,7 @@
-"""The addresses of a run's metrics, in files for Prometheus's file service discovery.
+"""Writes the addresses of a run's metrics into files for Prometheus's file service discovery.
 
-FOLDER/NAME.m3pc.json    of the run itself
-FOLDER/NAME.ray.json     of Ray, one for each node
+FOLDER/NAME.m3pc.json    the run's own address
+FOLDER/NAME.ray.json     Ray's addresses, one per node
 """
 
 import json
@@ -15,8 +15,8 @@ import ray
 
 from m3pc.core.files import replace_file
 
-FOLDER = "targets"  # in the run's folder, unless another is configured
-POLL_SECONDS = 10.0  # between two requests for Ray's nodes
+FOLDER = "targets"  # in the run's folder, unless another folder is configured
+POLL_SECONDS = 10.0  # between two queries of Ray's nodes
 STOP_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,8 @@ def ray_addresses() -> list[str]:
 
 
 class TargetsFile:
-    """Exists while a run does. A thread follows Ray's nodes, since Ray may answer slowly."""
+    """Keeps a run's target files up to date and removes them on exit. A thread queries Ray's
+    nodes, since Ray may answer slowly."""
 
     def __init__(
         self,
@@ -72,5 +73,5 @@ class TargetsFile:
 
 
 def _write(path: Path, addresses: Sequence[str], **labels: str) -> None:
-    """Atomically: Prometheus may read at any moment."""
+    """Write atomically: Prometheus may read at any moment."""
     replace_file(path, json.dumps([{"targets": list(addresses), "labels": labels}]).encode())

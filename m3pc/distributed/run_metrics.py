@@ -1,4 +1,4 @@
-"""What only the driver of a run knows, as metrics: processes that are up, progress, returns."""
+"""Metrics that only the driver of a run knows: processes that are up, progress, returns."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ from m3pc.telemetry.recorder import MAX_SLOTS, Metric, Snapshot
 
 
 def gauges(view: RunView) -> Snapshot:
-    """Rebuilt on every call, so series of processes that are gone disappear."""
+    """Build all gauges anew, so that series of processes that are gone disappear."""
     snapshot: dict[str, dict[str, list[float]]] = {}
 
     def put(metric: Metric, values: Mapping[str, float | None]) -> None:
-        """Leave out NaN, and None, which stands for NaN in a file."""
+        """Leave out NaN and None (NaN as read from a file)."""
         known = {label: [x] for label, x in values.items() if x is not None and not math.isnan(x)}
         if known:
             snapshot[metric.name] = known

@@ -1,4 +1,4 @@
-"""What the status file and the metrics of a run are made from: the run at one moment."""
+"""The run at one moment: the source of its status file and metrics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,35 +19,33 @@ class ProcessView:
     """One supervised process."""
 
     name: str
-    state: ProcessState | RolloutState  # of a rollout worker that is up: its own state
+    state: ProcessState | RolloutState  # a rollout worker that is up reports a RolloutState
     is_working: bool
     pid: int | None
     node: str | None
     restarts: int
-    reason: str  # of its last end
-    env_steps: float | None = None  # of a rollout worker that is up
+    reason: str  # why it last ended
+    env_steps: float | None = None  # None unless it is a rollout worker that is up
 
     @property
     def part(self) -> str:
-        """Its kind: store, learner, planner, evaluator or actor."""
+        """The kind of process: store, learner, planner, evaluator or actor."""
         return self.name.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The whole run."""
-
     config: Config
     phase: Phase
-    snapshot: Snapshot  # of the metrics of all processes together
+    snapshot: Snapshot  # merged metrics of all processes
     steps_per_second: float
     stored: StoreTotals | None  # None before the store's first report
-    learner: LearnerStatus | None  # None while there is no report of it
-    owed: int  # updates for all that is stored
+    learner: LearnerStatus | None  # None while the learner has not reported
+    owed: int  # updates that the stored data demands
     processes: Sequence[ProcessView]  # all but the actors
     actors: Mapping[int, ProcessView]  # by slot
     finished: Sequence[FinishedEpisode]  # the most recent ones
-    evaluations: Sequence[Mapping[str, Any]]  # rows of the run's log
+    evaluations: Sequence[Mapping[str, Any]]  # rows in the run's log
 
     @property
     def steps(self) -> int:

@@ -20,7 +20,7 @@ from m3pc.telemetry.recorder import METRICS, Snapshot, mean, quantile, share_abo
 
 
 def describe(view: RunView) -> dict[str, Any]:
-    """The content of status.json, but for what concerns the driver's own process."""
+    """The content of status.json; the driver adds the fields of its own process."""
     config, stored, snapshot = view.config, view.stored, view.snapshot
     returns = [episode.total for episode in view.complete_episodes]
     actors = [_process(actor) for actor in view.actors.values()]
@@ -68,7 +68,7 @@ def _process(view: ProcessView) -> dict[str, Any]:
 
 
 def log_line(snapshot: Snapshot) -> dict[str, float]:
-    """All counters and gauges, and three quantiles of each histogram, by their names."""
+    """All counters and gauges, and three quantiles of each histogram, by name."""
     line: dict[str, float] = {}
     for name, labels in snapshot.items():
         metric = METRICS[name]

@@ -1,4 +1,4 @@
-"""One process of a run as its driver sees it: created, polled, lost, created again.
+"""A process of a run that the driver creates, polls, and creates again when it is lost.
 
 No call here blocks: a poll takes the replies that have arrived and sends the next request.
 """
@@ -19,13 +19,13 @@ from m3pc.distributed.run_view import ProcessState, ProcessView
 from m3pc.telemetry.process_report import DetailT, ProcessReport
 
 POLL_SECONDS = 1.0  # between two requests for a report
-START_SECONDS = 600.0  # for the first report; the cluster may have to grow before
+START_SECONDS = 600.0  # limit for the first report; the cluster may have to grow before
 
 log = logging.getLogger(__name__)
 
 
 class ProcessLocation(NamedTuple):
-    """The start time tells the process from a later one with the same pid."""
+    """Identifies a process. The start time excludes a later process with the same pid."""
 
     node: str
     pid: int
@@ -43,7 +43,7 @@ class SupervisedProcess(Generic[DetailT]):
         patience: float,
         start_seconds: float = START_SECONDS,
     ) -> None:
-        """`make` returns the handle of a new actor. One that sends no report for `patience`
+        """`make` returns the handle of a new actor. An actor that sends no report for `patience`
         seconds counts as hung and is killed."""
         self.name, self._make, self._patience = name, make, patience
         self.start_seconds = start_seconds
@@ -52,17 +52,16 @@ class SupervisedProcess(Generic[DetailT]):
         self.handle: Any = None
         self.report: ProcessReport[DetailT] | None = None  # the last one
         self.reported_at = 0.0  # when the last report was requested
-        self.incarnation = 0  # counts the processes that had this name
+        self.incarnation = 0  # number of processes so far that had this name
         self.location: ProcessLocation | None = None
-        self.reason = ""  # of the last end
+        self.reason = ""  # why the process last ended
         self._next_start = 0.0
         self._requested = self._answered = 0.0
         self._pending: Any = None
         self._pending_location: Any = None
 
     def poll(self, now: float) -> None:
-        """Start it if it is due, otherwise take or request a report. Call it every second or more
-        often."""
+        """Start the process if due; take or request its report. Call this at least every second."""
         if self.state == "waiting" and now >= self._next_start:
             self._start(now)
         elif self.state in ("starting", "up"):
@@ -84,13 +83,13 @@ class SupervisedProcess(Generic[DetailT]):
         )
 
     def end(self) -> None:
-        """Kill it and do not start it again."""
+        """Kill the process permanently."""
         if self.handle is not None:
             _kill_actor(self.handle)
         self.handle, self.state = None, "parked"
 
     def lost(self, now: float, reason: str) -> None:
-        """It ended, or has to: restart it later, unless it ended too often."""
+        """Kill the process if it still runs, and restart it later unless it ended too often."""
         self.reason = reason
         if self.handle is not None:
             _kill_actor(self.handle)
@@ -158,25 +157,24 @@ class SupervisedProcess(Generic[DetailT]):
 
     def _failed(self, now: float, error: RayError) -> None:
         if isinstance(error, ActorUnavailableError):
-            return  # only the reply was lost: the next request follows
+            return  # only the reply was lost; the next poll sends a new request
         self.lost(now, reason_of(error))
 
     def _locate(self) -> None:
-        """Ask where the process is that has the name now."""
+        """Request the location of the process behind the handle."""
         self.location = None
         self._pending_location = self.handle.__ray_call__.remote(_location)
 
 
 class RayRestartedProcess(SupervisedProcess[DetailT]):
-    """A process that Ray restarts by itself, under the same handle. It comes back idle."""
+    """A process that Ray itself restarts, under the same handle. It comes back idle."""
 
     def _failed(self, now: float, error: RayError) -> None:
         if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
             self.lost(now, reason_of(error))
 
     def _hung(self, now: float) -> None:
-        """It was killed. Ray starts a successor when it finds a node for it; until that answers,
-        nothing is known of it."""
+        """Wait for the successor of the killed process. Ray starts it once a node has room."""
         self.reason = f"no answer for {now - self._answered:.0f} s"
         log.warning("event=process-hung name=%s reason=%s", self.name, self.reason)
         self._pending, self._answered = None, now
@@ -185,13 +183,13 @@ class RayRestartedProcess(SupervisedProcess[DetailT]):
 
 
 def reason_of(error: RayError) -> str:
-    """In one line: an error of another process is on the last line of Ray's text."""
+    """The error in one line: the last line of Ray's text holds an error of another process."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is known'}"[:500]
 
 
 def kill_process(location: ProcessLocation) -> None:
-    """By SIGKILL from its own machine: a process that is stopped answers no request of Ray."""
+    """Send SIGKILL from the process's machine: a stopped process does not answer Ray."""
     strategy = NodeAffinitySchedulingStrategy(node_id=location.node, soft=False)
     _kill_pid.options(scheduling_strategy=strategy).remote(location)
 

@@ -1,4 +1,4 @@
-"""A rollout worker as its driver sees it: it gets its configuration whenever it is idle."""
+"""A supervised rollout worker. The driver sends its configuration whenever it is idle."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,16 +16,16 @@ from m3pc.telemetry.recorder import value
 
 
 class SupervisedRolloutWorker(RayRestartedProcess[RolloutStatus]):
-    """The process of one slot."""
+    """The rollout worker of one slot."""
 
     def __init__(
         self, slot: int, make: Callable[[], Any], config: RolloutConfig, *, patience: float
     ) -> None:
-        """`make` returns the handle of a new RolloutActor, which is then started by `config`."""
+        """`make` returns the handle of a new RolloutActor; `config` is then sent to start it."""
         super().__init__(f"actor-{slot}", make, patience=patience)
         self.slot, self._config = slot, config
         self.last_episode = -1  # number of the last finished episode that was processed
-        self._start_at: float | None = 0.0  # when `config` is sent; None: it was
+        self._start_at: float | None = 0.0  # when to send `config`; None: it was sent
         self._starting: Any = None
         self._draining: Any = None
         self._identity: tuple[int, int] | None = None
@@ -41,7 +41,7 @@ class SupervisedRolloutWorker(RayRestartedProcess[RolloutStatus]):
 
     @property
     def is_working(self) -> bool:
-        """A worker that answers may still wait for its configuration."""
+        """Whether it collects; a worker that answers may still wait for its configuration."""
         return (
             self.state == "up" and self.report is not None and self.report.detail.state == "running"
         )
@@ -54,25 +54,24 @@ class SupervisedRolloutWorker(RayRestartedProcess[RolloutStatus]):
         return replace(view, state=self.report.detail.state, env_steps=env_steps)
 
     def lost(self, now: float, reason: str) -> None:
-        """Ray gave it up."""
+        """Ray gave up the worker: its successor needs the configuration again."""
         super().lost(now, reason)
         self._start_at, self._starting = 0.0, None
 
     def drain(self, seconds: float) -> None:
-        """Ask it to store what it has and to end; `has_drained` tells when it did."""
+        """Ask the worker to store its episodes and end; `has_drained` becomes true then."""
         if self._draining is None and self.handle is not None:
             self._draining = self.handle.drain.remote(seconds)
 
     @property
     def has_drained(self) -> bool:
-        """Nothing is to be waited for: it drained, or died, or never started."""
+        """Whether there is nothing to wait for: the worker drained, died, or never started."""
         if self._draining is None:
             return self.handle is None
         return bool(ray.wait([self._draining], timeout=0)[0])
 
     def retire(self) -> None:
-        """Stop permanently. If draining has not finished, SIGKILL from the node, since the actor
-        may be hung."""
+        """Stop permanently. A worker that has not drained may hang, so its node sends SIGKILL."""
         if self.location is not None and not self.has_drained:
             kill_process(self.location)
         self.end()
@@ -88,12 +87,12 @@ class SupervisedRolloutWorker(RayRestartedProcess[RolloutStatus]):
                 self._identity, self.incarnation = identity, self.incarnation + 1
 
     def _start_work(self, now: float, status: RolloutStatus) -> None:
-        if self._start_at is None:  # it is another process, or its work ended
+        if self._start_at is None:  # Ray restarted the process, or its work ended
             self._locate()
             self._restart_later(now, status.reason or "its process ended")
         elif now >= self._start_at:
             self._start_at, self.last_episode = None, -1
-            self.report = self._pending = None  # they are from before this start
+            self.report = self._pending = None  # both are from before this start
             self._starting = self.handle.start.remote(self._config)
 
     def _restart_later(self, now: float, reason: str) -> None:
@@ -102,7 +101,7 @@ class SupervisedRolloutWorker(RayRestartedProcess[RolloutStatus]):
             self.end()
 
     def _has_started(self, now: float) -> bool:
-        """Whether the worker has its configuration, or its process never will."""
+        """Whether polling may go on: the worker started, or its start failed and is due again."""
         if not ray.wait([self._starting], timeout=0)[0]:
             if now - self._answered > self._patience:
                 self._starting = None

@@ -20,7 +20,7 @@ MARGINS_ADD = tuple(int(part) for part in mujoco.__version__.split(".")[:2]) >= 
 def recorded_model(path: str) -> Any:
     """The mujoco model of the XML at `path`: its own shapes, the inertia of MuJoCo 2.1.
 
-    Compiled anew instead of changed in place, because a model also keeps what follows from the
+    It is compiled anew, not changed in place, because a model also stores what follows from the
     inertial frames: which frames coincide, and the bounding boxes that decide what may collide.
     """
     inertials = _weighed_as_cylinders(path)
@@ -40,10 +40,9 @@ def recorded_model(path: str) -> Any:
 
 
 def _weighed_as_cylinders(path: str) -> Any:
-    """The model with each capsule replaced; the compiler applies the density and the total mass
-    of the XML."""
+    """The model with cylinders for capsules, and the density and total mass of the XML."""
     spec = mujoco.MjSpec.from_file(path)
-    shapes = spec.compile()  # an XML may give a capsule by its two ends: here they are resolved
+    shapes = spec.compile()  # resolves capsules that the XML gives by their two ends
     for geom in spec.geoms:
         if geom.type == CAPSULE:
             shape = shapes.geom(geom.name)
@@ -52,7 +51,7 @@ def _weighed_as_cylinders(path: str) -> Any:
             geom.size = (radius, half_length + radius / 2, 0)
             geom.pos = shape.pos
             geom.quat = shape.quat
-            geom.fromto = np.full(6, np.nan)  # not given: the four above decide
+            geom.fromto = np.full(6, np.nan)  # unset: the four above decide
     return spec.compile()
 
 

@@ -17,7 +17,7 @@ from m3pc.types import InputError
 Env = gymnasium.Env[Any, Any]
 FloatVectorEnv = VectorEnv[Any, Any, Any]
 
-# What to do, by the first row that fits the error.
+# What to do about an error: the first row that fits it.
 ADVICE: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
     ((UnregisteredEnv, DeprecatedEnv), "Give an id that gymnasium knows"),
     ((DependencyNotInstalled, ImportError), "Install the package it needs, or give another id"),
@@ -27,16 +27,16 @@ ADVICE: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
 
 
 def make(env_id: str, **kwargs: Any) -> Env:
-    """Any environment of gymnasium with Box spaces, by id or by name (`env_names`).
+    """Make a gymnasium environment with Box spaces, by id or by name (`m3pc.core.env_ids`).
 
-    `kwargs` go to gymnasium.make and win over those of the name.
+    `kwargs` go to gymnasium.make and override arguments in the name.
     """
     plain, arguments = split_env_name(env_id)
     try:
         env = gymnasium.make(plain, **arguments | kwargs)
     except InputError:  # our own environments say what to do
         raise
-    except Exception as error:  # an environment is foreign code: it raises what it likes
+    except Exception as error:  # an environment is foreign code: it may raise anything
         raise InputError(_cannot_make(env_id, error)) from error
     try:
         return _unit_actions(_flat_states(env, env_id), env_id)
@@ -48,11 +48,10 @@ def make(env_id: str, **kwargs: Any) -> Env:
 def make_vector(
     env_id: str, count: int, *, processes: bool = False, **kwargs: Any
 ) -> FloatVectorEnv:
-    """`count` such environments stepped together, in this process or in one process each.
+    """`count` environments that step together, in this process or in one process each.
 
     No environment resets itself. reset(seed=[an int or None for each],
-    options={"reset_mask": bool [count]}) resets those that the mask names and leaves the others as
-    they were.
+    options={"reset_mask": bool [count]}) resets the environments in the mask only.
     """
     if count < 1:
         raise InputError(f"{count} environments were asked for; give a count of 1 or more")
@@ -63,7 +62,7 @@ def make_vector(
             envs = AsyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, context="spawn")
         else:
             envs = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
-    except (EOFError, ConnectionError) as error:  # one was made here, but the child ended at once
+    except (EOFError, ConnectionError) as error:  # this process could make it, a child could not
         raise InputError(
             f"environment {env_id!r} can be made in this process but not in another; "
             "give the module that registers it as well, as in 'module:Name-v0'"
@@ -84,7 +83,7 @@ def step_limit(env: Env | FloatVectorEnv) -> int:
 
 
 def env_sizes(env: Env | FloatVectorEnv) -> tuple[int, int]:
-    """S and A: the numbers of a state and of an action, of one environment."""
+    """S and A: the sizes of one environment's state and action."""
     spaces = (
         (env.single_observation_space, env.single_action_space)
         if isinstance(env, VectorEnv)

@@ -33,7 +33,7 @@ from m3pc.types import Doubles, Floats, InputError
 SUPPORTED_VERSION = "1.4."
 WRONG_VERSION_REASON = f"{OTHER_OBJECTS}, so that a policy would see other states than in the data"
 INSTALL_HINT = "pip install 'm3pc[robosuite]'"
-SEED_LIMIT = 2**32  # exclusive bound of seeds of numpy's legacy generator
+SEED_LIMIT = 2**32  # exclusive, for numpy's legacy generator
 
 
 class ManipulationEnv(gymnasium.Env[Floats, Floats]):
@@ -61,7 +61,7 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
         self.metadata = {**self.metadata, "render_fps": control_freq}
         self._viewer: Any = None  # made when something is rendered
         self._closed = False
-        with _numpy_seeded(np.random.default_rng(0)):  # for the scene before the first reset
+        with _numpy_seeded(np.random.default_rng(0)):  # robosuite draws a scene at once
             self._robosuite = robosuite().make(
                 self.task.name,
                 robots=robots,
@@ -71,7 +71,7 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
                 ignore_done=True,  # gymnasium counts the steps
                 hard_reset=self.task.hard_reset,
                 has_renderer=False,
-                has_offscreen_renderer=False,  # `render` has its own, made when it is called
+                has_offscreen_renderer=False,  # `render` makes its own
                 use_camera_obs=False,
             )
         low, high = (bound.astype(np.float32) for bound in self._robosuite.action_spec)
@@ -109,7 +109,7 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
             self.model.vis.global_.offheight = height
             self.model.vis.global_.offwidth = width
             self._viewer = OffScreenViewer(self.model, self._data, width, height)
-            self._viewer.vopt.geomgroup[0] = 0  # hides the shapes that collide, as robosuite does
+            self._viewer.vopt.geomgroup[0] = 0  # hides collision shapes, as robosuite does
         self._viewer.make_context_current()
         frame: NDArray[np.uint8] = self._viewer.render("rgb_array", self._camera_id())
         return frame
@@ -133,8 +133,7 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
         return flat
 
     def set_sim_state(self, state: ArrayLike) -> Floats:
-        """Put the simulator into this state; the state [S] that follows. The controller forgets its
-        goal."""
+        """Put the simulator into this state and return the state [S]; resets the controller."""
         values, size = np.asarray(state, np.float64), len(self.sim_state())
         if values.shape != (size,):
             raise InputError(
@@ -143,7 +142,7 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
             )
         self._robosuite.sim.set_state_from_flattened(values)
         for robot in self._robosuite.robots:
-            robot.controller.update(force=True)  # computes the poses first
+            robot.controller.update(force=True)  # also computes the poses
             robot.controller.reset_goal()
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
         return self.observe()[0]
@@ -184,7 +183,7 @@ class ManipulationEnv(gymnasium.Env[Floats, Floats]):
 
 @cache
 def robosuite() -> Any:
-    """The package, quiet and without a GL context, or an InputError."""
+    """Import robosuite, quietly and without a GL context; InputError if it does not fit."""
     try:
         version = metadata.version("robosuite")
     except metadata.PackageNotFoundError:
@@ -194,8 +193,8 @@ def robosuite() -> Any:
             f"robosuite {version} is installed, expected {SUPPORTED_VERSION}x: "
             f"{WRONG_VERSION_REASON}; {INSTALL_HINT}"
         )
-    # Read by robosuite/macros.py, and instead of a file of the user's: other settings there would
-    # be other physics. It also keeps robosuite from setting MUJOCO_GL for the whole process.
+    # robosuite/macros.py reads this in place of a user's file, whose settings could change the
+    # physics. It also keeps robosuite from setting MUJOCO_GL for the whole process.
     private = ModuleType("robosuite.macros_private")
     vars(private).update(MUJOCO_GPU_RENDERING=False)
     sys.modules.setdefault(private.__name__, private)
@@ -208,7 +207,7 @@ def robosuite() -> Any:
 def _without_gl() -> Iterator[None]:
     """Keep robosuite from loading the GL back-end of MUJOCO_GL when it is imported."""
     previous = os.environ.get("MUJOCO_GL")
-    os.environ["MUJOCO_GL"] = "disable"  # mujoco was imported before and has read it
+    os.environ["MUJOCO_GL"] = "disable"  # mujoco, imported above, has read it already
     try:
         yield
     finally:
@@ -219,7 +218,7 @@ def _without_gl() -> Iterator[None]:
 
 @contextmanager
 def _numpy_seeded(stream: np.random.Generator) -> Iterator[None]:
-    """Seed numpy's global stream, from which robosuite draws; afterwards it is as it was."""
+    """Seed numpy's global stream, from which robosuite draws, and restore it afterwards."""
     state = np.random.get_state()  # noqa: NPY002
     np.random.seed(int(stream.integers(SEED_LIMIT)))  # noqa: NPY002
     try:

@@ -17,7 +17,7 @@ ROBOT = re.compile(r"(?:d4rl/)?(\w+?)(?:-v\d+)?")  # d4rl's ids and gymnasium's 
 
 def robot(env_id: str) -> str:
     """The robot of an id: Hopper for Hopper-v4 and d4rl/Hopper-v2, PickPlaceCan for
-    robosuite/CanLim; an id of another form as it is."""
+    robosuite/CanLim; other ids are returned unchanged."""
     plain, _ = split_env_name(env_id)
     if plain in TASKS:
         return TASKS[plain].name
@@ -28,7 +28,7 @@ def robot(env_id: str) -> str:
 def normalised_score(env_id: str, episode_return: float) -> float | None:
     """The return on D4RL's scale; None where D4RL has no reference for the environment.
 
-    An environment that is made with arguments has none: it is another environment.
+    An environment made with arguments is another environment, without a reference.
     """
     name = robot(env_id)
     if name not in REFERENCE or split_env_name(env_id)[1]:

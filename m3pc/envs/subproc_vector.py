@@ -1,7 +1,7 @@
-"""Many environments in a few processes, for simulators that cost more than the planner does.
+"""Many environments in a few processes, for simulators that are slower than the planner.
 
-E environments, S state, A action. Numbers pass through shared memory, of which each process writes
-its own rows; pipes carry a byte for a command, and a byte or an error message back.
+E environments, S state, A action. Arrays are in shared memory, where each process writes its own
+rows. Pipes carry one byte per command and, back, one byte or an error message.
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from gymnasium.vector.utils import batch_space
 from m3pc.envs.registry import Env, env_sizes, make
 from m3pc.types import Booleans, Doubles, Floats, InputError
 
-COMMAND_SECONDS = 300.0  # that one command may take, the making of all environments included
+COMMAND_SECONDS = 300.0  # limit for one command, and for making all environments
 JOIN_SECONDS = 10.0
 DONE, RESET, STEP = b"d", b"r", b"s"
-MAX_REPLY_BYTES = 10_000  # of an error message
+MAX_REPLY_BYTES = 10_000  # longest error message
 NO_SEED = -1
 SPAWN = multiprocessing.get_context("spawn")  # threads and GL contexts do not survive a fork
 
@@ -39,14 +39,14 @@ class Pipe(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SharedBuffers:
-    """The shared memory as arrays, a row an environment."""
+    """The shared memory as arrays, with one row per environment."""
 
     states: Any  # float32 [E, S]
     actions: Any  # float32 [E, A]
     rewards: Any  # float64 [E]
     terminated: Any  # bool [E]
     truncated: Any  # bool [E]
-    reset_mask: Any  # bool [E] environments that a reset is for
+    reset_mask: Any  # bool [E] environments to reset
     seeds: Any  # int64 [E]
 
 
@@ -75,14 +75,14 @@ def _shared_buffers(memory: Mapping[str, Any], shapes: SpaceShapes) -> _SharedBu
 
 
 class SubprocVectorEnv(VectorEnv[Floats, Floats, Any]):
-    """`count` environments in several processes; their numbers are those of `make_vector`.
+    """`count` environments in several processes, with the same results as `make_vector`.
 
-    No environment resets itself. One that is reset without a seed is not stepped until a reset
-    gives it one: its steps would cost as much as any, and no caller uses them.
+    No environment resets itself. An environment that is reset without a seed is not stepped until
+    a reset gives it one, because no caller uses its steps.
     """
 
     def __init__(self, env_id: str, count: int, *, processes: int, **kwargs: Any) -> None:
-        self._pipes: list[Pipe] = []  # first: `close` needs them even if no environment is made
+        self._pipes: list[Pipe] = []  # set first: `close` needs them if `make` fails
         self._processes: list[SpawnProcess] = []
         with closing(make(env_id, **kwargs)) as env:
             self.spec, self.metadata = env.spec, {**env.metadata}
@@ -121,7 +121,7 @@ class SubprocVectorEnv(VectorEnv[Floats, Floats, Any]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Floats, dict[str, Any]]:
-        """`seed`: one for each; `options`: as for `make_vector`."""
+        """`seed`: an int or None for each; `options`: as for `make_vector`."""
         assert isinstance(seed, Sequence), "give a seed, or None, for each"
         self._buffers.reset_mask[:] = (options or {}).get("reset_mask", True)
         self._buffers.seeds[:] = [NO_SEED if number is None else number for number in seed]
@@ -146,7 +146,7 @@ class SubprocVectorEnv(VectorEnv[Floats, Floats, Any]):
 
     def _command(self, command: bytes) -> None:
         for pipe in self._pipes:
-            with contextlib.suppress(OSError):  # `_await_replies` reports what became of it
+            with contextlib.suppress(OSError):  # `_await_replies` reports the failure
                 pipe.send_bytes(command)
         self._await_replies()
 
@@ -171,7 +171,7 @@ def _serve(
     env_id: str,
     kwargs: Mapping[str, Any],
 ) -> None:
-    """The process: carry out commands until the pipe is closed."""
+    """Main function of a process: carry out commands until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
     buffers = _shared_buffers(memory, shapes)
     try:
@@ -181,7 +181,7 @@ def _serve(
         while command := _next_command(pipe):
             COMMANDS[command](envs, awake, buffers)
             pipe.send_bytes(DONE)
-    except Exception as error:  # an environment is foreign code: it raises what it likes
+    except Exception as error:  # an environment is foreign code: it may raise anything
         message = f"{type(error).__name__}: {error}".encode()[:MAX_REPLY_BYTES]
         with contextlib.suppress(OSError):
             pipe.send_bytes(message)

@@ -45,7 +45,7 @@ class Agent:
         self._seed = 0
 
     def reset(self, seed: int = 0) -> None:
-        """A new episode begins with the next observation; `seed`: of the planner's candidates."""
+        """Begin a new episode at the next observation; `seed` is for the planner's candidates."""
         self.last, self._seed = None, seed
 
     def act(self, observation: Any, *, explore: bool = False) -> Floats:
@@ -71,7 +71,7 @@ def load(path: Path | str, *, sets: Sequence[str] = ()) -> Agent:
 
 
 def configured_policy(source: Checkpoint, sets: Sequence[str]) -> Policy:
-    """The planner of a checkpoint, after `sets`."""
+    """The planner of a checkpoint, with `sets` applied to its configuration."""
     trained = source.weights.config
     config = override(trained, sets)
     for name in type(config).model_fields:

@@ -1,7 +1,7 @@
 """The evaluation of any planner: play episodes that depend on a seed alone, and average them.
 
-Which planner of which checkpoint plays is decided in `m3pc.evaluation.jobs`. K episodes, H rows of
-a waypoint table, S state.
+`m3pc.evaluation.jobs` decides which planner of which checkpoint plays. K episodes, H rows of a
+waypoint table, S state.
 """
 
 import math
@@ -40,16 +40,16 @@ class Evaluation:
     """K episodes of one planner, in the order of their numbers."""
 
     env_id: str
-    engine: str  # name and version: scores of another physics are other scores
+    engine: str  # simulator's name and version, on which scores depend
     seed: int
     returns: Doubles  # [K]
     lengths: Integers  # [K]
     effective_candidates: Doubles  # [K] mean over decisions; NaN without planning
     utility_std: Doubles  # [K] mean over decisions; NaN without planning
-    first_target_returns: Doubles  # [K] at step 0; NaN where there was none
+    first_target_returns: Doubles  # [K] at step 0; NaN without a target
     mean_target_returns: Doubles  # [K] mean over decisions
     decisions: int
-    seconds: float  # of planning and simulation together
+    seconds: float  # planning and simulation together
 
     @property
     def mean(self) -> float:
@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def standard_error(self) -> float:
-        """Of the mean return; NaN for a single episode."""
+        """Standard error of the mean return; NaN for a single episode."""
         if len(self.returns) == 1:
             return math.nan
         return float(self.returns.std(ddof=1)) / math.sqrt(len(self.returns))
@@ -127,7 +127,7 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> "Evaluation":
-        """What `as_json` gave."""
+        """The inverse of `as_json`."""
         return cls(
             env_id=row["env"],
             engine=row["engine"],
@@ -155,8 +155,8 @@ def evaluate(
 ) -> Evaluation:
     """Play the episodes 0, 1, ... of `seed`, up to `slots` together. `kwargs` go to gymnasium.make.
 
-    If the planner answers row by row, the numbers do not depend on `slots`; they never depend on
-    `processes`, which share the slots.
+    If the planner decides each row independently, the results do not depend on `slots`. They
+    never depend on `processes`.
     """
     if episodes < 1:
         raise InputError(f"{episodes} episodes were asked for; give 1 or more")
@@ -175,7 +175,7 @@ def evaluate(
 
 
 class _EpisodeTable:
-    """One row of numbers an episode; the episodes themselves are not kept."""
+    """One row of numbers per episode; the episodes themselves are not kept."""
 
     def __init__(self, episodes: int, on_progress: OnProgress) -> None:
         self._episodes, self._on_progress = episodes, on_progress
@@ -223,7 +223,7 @@ class _EpisodeTable:
 
 
 def make_envs(env_id: str, slots: int, processes: int, **kwargs: Any) -> FloatVectorEnv:
-    """Environments stepped together, by several processes if there are to be any."""
+    """Environments that step together, in child processes if `processes` is above 1."""
     if processes > 1:
         return SubprocVectorEnv(env_id, slots, processes=processes, **kwargs)
     return make_vector(env_id, slots, **kwargs)

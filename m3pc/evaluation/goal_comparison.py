@@ -19,10 +19,9 @@ from m3pc.goals.files import FiniteNumber, first_fault
 from m3pc.goals.tracking import MEASURES
 from m3pc.types import Doubles, InputError
 
-MAX_BYTES = 256 << 20  # of a file
+MAX_BYTES = 256 << 20  # largest file
 SHARES = ("within", "success")  # measures of at most 1
-# Must be equal in all files, for they are one experiment; of each case likewise what was to be
-# reached when.
+# Fields that must be equal in all files of one experiment and, below, in each of their cases.
 SAME_EXPERIMENT = (
     *("task", "waypoints", "env", "engine", "settings", "seed", "episodes"),
     *("steps", "spacing", "key", "tolerance"),
@@ -31,12 +30,12 @@ SAME_CASE = ("every", "references", "subgoals")
 
 
 class _Loose(BaseModel):
-    """Checks what is read here, and keeps the rest."""
+    """Checks the declared fields and keeps the others."""
 
     model_config = ConfigDict(extra="allow")
 
 
-ResultRows = list[list[FiniteNumber]]  # [P, D] of a trace
+ResultRows = list[list[FiniteNumber]]  # trace [P, D]
 
 
 class _Mean(_Loose):
@@ -65,7 +64,7 @@ class _Case(_Loose):
 
 
 class _Result(_Loose):
-    """What a comparison reads of a file."""
+    """The fields of a file that a comparison reads."""
 
     format: Literal[1]
     task: str
@@ -104,7 +103,7 @@ class _Result(_Loose):
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A file that `m3pc goal` wrote."""
+    """Read and check a file that `m3pc goal` wrote."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(
@@ -123,7 +122,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def merge_results(files: Sequence[Path]) -> dict[str, Any]:
-    """The same experiment with several trained models: means over models, 95 % by Student's t."""
+    """Merge results of one experiment: means over models, 95 % intervals by Student's t."""
     results = [read_result(path) for path in files]
     for path, result in zip(files, results, strict=True):
         for name in SAME_EXPERIMENT:
@@ -157,7 +156,7 @@ def merge_results(files: Sequence[Path]) -> dict[str, Any]:
 
 def _merge_case(name: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     modes = [mode for mode in cases[0]["planners"] if all(mode in c["planners"] for c in cases)]
-    means = {  # a value a model
+    means = {  # one value per model
         mode: {
             measure: np.array([c["planners"][mode]["summary"][measure]["mean"] for c in cases])
             for measure in MEASURES
@@ -189,8 +188,7 @@ def _merge_case(name: str, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 
 
 def _summary(values: Doubles, lowest: float, highest: float) -> dict[str, Any]:
-    """The mean over models, and its interval within what is possible: no distance is below 0, no
-    share above 1. A single model has no interval."""
+    """The mean over models, and its interval clipped to [lowest, highest], None for one model."""
     low, high = t_interval(values)
     has_interval = not math.isnan(low)
     return {

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from m3pc import plots
 from m3pc.evaluation.goals import GoalCase, GoalJob, GoalOutcome
 
-SCATTER = 4_000  # points of a cloud that is drawn, about
+SCATTER = 4_000  # points drawn of a cloud, about
 
 
 def draw_tracking(result: Mapping[str, Any], path: Path) -> None:
-    """The key against the goal, a panel a case and dimension."""
+    """Draw the key against the goal, with one panel per case and dimension."""
     panels = [
         _panel(case, number, name, result["tolerance"])
         for case in result["cases"]
@@ -30,7 +30,7 @@ def _panel(
     references = np.array(case["references"])
     goal = np.median(references[:, :, number], axis=0)
     steps = np.arange(len(goal)) * case["every"]
-    shown = case["subgoals"] if len(references) == 1 else []  # they are the first episode's
+    shown = case["subgoals"] if len(references) == 1 else []  # subgoals are of episode 0 only
     subgoals = np.array(shown, np.float64).reshape(-1, 1 + references.shape[2])
     lines = {}
     for mode, planner in case["planners"].items():
@@ -51,7 +51,7 @@ def _panel(
 def draw_states(
     job: GoalJob, outcomes: Sequence[tuple[GoalCase, Mapping[str, GoalOutcome]]], path: Path
 ) -> None:
-    """Data, goals and visited states in the plane of the data's first two principal components."""
+    """Draw data, goals and visited states in the plane of the data's two principal components."""
     distribution = job.distribution
     assert distribution is not None
     panels = []

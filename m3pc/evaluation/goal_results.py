@@ -17,13 +17,13 @@ from m3pc.goals.waypoints import pad_rows
 from m3pc.types import Doubles, Floats
 
 FORMAT = 1
-POINTS = 250  # of a trace that is kept, about
+POINTS = 250  # points of a stored trace, about
 
 
 def result_json(
     job: GoalJob, outcomes: Sequence[tuple[GoalCase, Mapping[str, GoalOutcome]]]
 ) -> dict[str, Any]:
-    """The request, and for each case the measures of each episode, means with 95 %, traces."""
+    """The request and, per case, measures of each episode, means with 95 % intervals, traces."""
     request, task, weights = job.request, job.task, job.weights
     with closing(make(task.env)) as env:
         engine_name = engine(env)
@@ -82,7 +82,7 @@ def _every(job: GoalJob) -> int:
 
 
 def _trace(job: GoalJob, states: Floats) -> list[list[float]]:
-    """[P, D]"""
+    """The key at every `_every`-th step, [P, D]."""
     rows = slice(0, job.task.steps + 1, _every(job))
     key = pad_rows(states, job.task.steps + 1)[rows, job.task.key]
     return [[round(value, 4) for value in row] for row in key.tolist()]
@@ -95,7 +95,7 @@ def _subgoals(job: GoalJob, table: Floats) -> list[list[float]]:
 
 
 def _summary(measure: str, values: Doubles) -> dict[str, Any]:
-    """95 % by a bootstrap over episodes; of a share of episodes by Wilson, as in an evaluation."""
+    """The mean with its 95 % interval: Wilson's for `success`, else a bootstrap over episodes."""
     if measure != "success":
         return _bootstrap_summary(values)
     low, high = wilson_interval(int(values.sum()), len(values))
@@ -103,13 +103,13 @@ def _summary(measure: str, values: Doubles) -> dict[str, Any]:
 
 
 def _bootstrap_summary(values: Doubles) -> dict[str, Any]:
-    """Without an interval for a single episode, which does not show how much episodes differ."""
+    """The mean with its 95 % interval; a single episode has no interval."""
     low, high = bootstrap_interval(values[None]) if len(values) > 1 else (None, None)
     return {"mean": float(values.mean()), "low": low, "high": high}
 
 
 def _difference(outcomes: Mapping[str, GoalOutcome]) -> dict[str, Any] | None:
-    """`goal` minus `goal-mask`, episode by episode, whichever of them played first."""
+    """`goal` minus `goal-mask`, episode by episode."""
     if len(outcomes) < len(BACKWARD):
         return None
     first, second = (outcomes[mode] for mode in BACKWARD)
@@ -117,8 +117,7 @@ def _difference(outcomes: Mapping[str, GoalOutcome]) -> dict[str, Any] | None:
 
 
 def _distances(job: GoalJob, outcomes: Mapping[str, GoalOutcome]) -> dict[str, Any] | None:
-    """Distances of the goals and of the visited states from the data, divided by what is typical
-    there."""
+    """Distances of goals and visited states from the data, divided by the typical distance."""
     distribution = job.distribution
     if distribution is None:
         return None

@@ -1,4 +1,4 @@
-"""A checkpoint's backward planners, played towards a task's goals or a user's own.
+"""Plays a checkpoint's backward planners towards a task's goals or a user's own.
 
 K episodes, N steps of an episode, H rows of a waypoint table, S state, D key dimensions.
 """
@@ -38,10 +38,10 @@ from planner.policy import Policy
 from replay.store.store import Store
 from replay.store.view import drawable
 
-FRAMES = 125  # of a video, about
-OWN = "own goals"  # name of the task that a file of goals is
-# Success of a file's goals is decided by the last tenth of the steps, within half of the data's
-# standard deviation unless --within gives another tolerance.
+FRAMES = 125  # frames of a video, about
+OWN = "own goals"  # name of the task made for a file of goals
+# For a file's goals, the last tenth of the steps decides success. The tolerance is half of the
+# data's standard deviation, unless --within is given.
 JUDGED_PART, TOLERANCE_IN_STD = 10, 0.5
 
 
@@ -51,9 +51,9 @@ class GoalRequest:
 
     path: Path  # a run or checkpoint
     task: str | None = None  # one of `TASKS`
-    goals: Path | None = None  # a file of one's own; with a task, in place of its waypoints
+    goals: Path | None = None  # a user's file; with a task, it replaces the waypoints
     env: str | None = None  # default: the task's, or that of the data
-    data: Path | None = None  # a store, for waypoints that need one and to compare with
+    data: Path | None = None  # a store, for waypoints that need data, and for comparison
     waypoints: str | None = None  # paper or released; default: the configuration's
     cycles: tuple[float, ...] = ()  # default: the task's
     spacing: int | None = None  # rows that share a subgoal; default: the configuration's
@@ -68,7 +68,7 @@ class GoalRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoalCase:
-    """A task at one frequency, where it has one."""
+    """A task, at one frequency if it has any."""
 
     name: str
     cycles: float | None
@@ -88,7 +88,7 @@ class GoalOutcome:
         return np.array([getattr(tracking, measure) for tracking in self.tracking], np.float64)
 
     def goal_states(self, steps: int) -> Floats:
-        """[N, S] every state that was a goal at some of the first `steps` steps, once."""
+        """The distinct goal states [N, S] up to step `steps`."""
         return np.unique(np.concatenate([table[: steps + 1] for table in self.tables]), axis=0)
 
     @property
@@ -102,7 +102,7 @@ class GoalJob:
 
     request: GoalRequest
     task: GoalTask
-    waypoint_kind: str  # of waypoints
+    waypoint_kind: str  # a value of goal.waypoints, or "own"
     spacing: int
     cases: Sequence[GoalCase]
     policies: Mapping[str, Policy]  # by mode, all of the same weights
@@ -119,9 +119,9 @@ class GoalJob:
     def play(
         self, case: GoalCase, mode: str, on_progress: OnProgress, processes: int = 0
     ) -> GoalOutcome:
-        """The episodes 0, 1, ... of the seed: the same first states for every planner.
+        """Play the episodes 0, 1, ... of the seed: the same first states for every planner.
 
-        `processes` step the environments; 0: as many as there are cores if these are heavy.
+        `processes` step the environments; 0: one, or one per core if these are heavy.
         """
         task, count = self.task, self.request.episodes
         starts = (evaluation_episode(self.request.seed, number) for number in range(count))
@@ -147,7 +147,7 @@ class GoalJob:
         return self._outcome(case, [episodes[number] for number in range(count)])
 
     def film(self, case: GoalCase, mode: str, path: Path) -> list[tuple[int, RgbFrame]]:
-        """The first episode as an MP4; its frames, each after so many steps."""
+        """Record the first episode as an MP4. Returns its frames, as (steps so far, frame)."""
         frames: list[tuple[int, RgbFrame]] = []
         record_video(
             self.task.env,
@@ -162,8 +162,8 @@ class GoalJob:
         return frames
 
     def render_waypoints(self, case: GoalCase, steps: Sequence[int]) -> list[tuple[int, RgbFrame]]:
-        """Frames of the robot in the states that the first episode's waypoints ask for at these
-        steps; none where such states cannot be shown."""
+        """Frames (step, frame) of the robot in the first episode's waypoints at these steps; empty
+        if such states cannot be rendered."""
         start, _ = evaluation_episode(self.request.seed, 0)
         with closing(make(self.task.env)) as env:
             first, _ = env.reset(seed=start)
@@ -171,8 +171,8 @@ class GoalJob:
         return list(zip(steps, poses(self.task.env, table[list(steps)]), strict=False))
 
     def subgoals(self, case: GoalCase) -> WaypointFn:
-        """What a planner sees of the waypoints. The last row is repeated for windows that reach
-        beyond the table."""
+        """The waypoints as a planner sees them, in blocks. The last row is repeated for windows
+        that reach beyond the table."""
         ahead = self.weights.config.model.window
 
         def guide(first: Floats) -> Floats:
@@ -226,7 +226,7 @@ def make_goal_job(request: GoalRequest) -> GoalJob:
     task = _task(request, own, env, weights)
     kind = request.waypoints or goal.waypoints
     if not request.waypoints and len(task.waypoint_sources) == 1:
-        (kind,) = task.waypoint_sources  # the configuration is for tasks with several kinds
+        (kind,) = task.waypoint_sources  # the configured kind is for tasks with several
     data = _episodes(request, env, weights.state_size)
     max_steps = max(_max_episode_steps(env), task.steps)
     return GoalJob(
@@ -243,8 +243,8 @@ def make_goal_job(request: GoalRequest) -> GoalJob:
 def _env_id(request: GoalRequest, weights: Weights) -> str:
     """The environment of the request, else of the task, else of the checkpoint.
 
-    A manipulation task, too, is played in the checkpoint's own environment: its states may be fewer
-    than the task's environment shows, and its arguments are those that the data were recorded with.
+    A manipulation task is played in the checkpoint's own environment, whose states may have fewer
+    numbers than the task's, and whose arguments are those of the data's recording.
     """
     if request.env or not request.task:
         return env_of(request.path, request.env, weights)
@@ -257,7 +257,7 @@ def _env_id(request: GoalRequest, weights: Weights) -> str:
 
 
 def _refuse_other_robot(source: Path, source_env: str, what: str, env: str) -> None:
-    """Sizes do not tell robots apart: a walker and a cheetah have the same."""
+    """Compare names: sizes do not tell robots apart, a walker and a cheetah have the same."""
     if robot(source_env) != robot(env):
         raise InputError(
             f"{source} is of {robot(source_env)} ({source_env}), but {what} is of {robot(env)}; "
@@ -266,7 +266,7 @@ def _refuse_other_robot(source: Path, source_env: str, what: str, env: str) -> N
 
 
 def _task(request: GoalRequest, own: Goals | None, env: str, weights: Weights) -> GoalTask:
-    """The task named, or one made for a file of goals, with what the request changes."""
+    """The task named, or one made for a file of goals, with the request's changes."""
     if request.task is not None:
         task = TASKS[request.task]
     else:
@@ -322,7 +322,7 @@ def _cases(
     *,
     rows: int,
 ) -> list[GoalCase]:
-    """One case for each frequency; a single one for a task without, or for a file of goals."""
+    """One case per frequency; one in all for a task without frequencies or a file of goals."""
     if request.cycles and not task.cycles:
         raise InputError(f"{task.name} has no frequency; leave out --frequency")
     data_name = "--data" if request.data is None else request.data.name
@@ -372,6 +372,6 @@ def _max_episode_steps(env_id: str) -> int:
 
 
 def state_std(weights: Weights) -> Floats:
-    """[S] standard deviation of the data's states, without padding, whatever the preset."""
+    """Standard deviation [S] of the data's states, without padding, in every preset."""
     std: Floats = weights.tensors["critic.state_std"].numpy()
     return std

@@ -1,4 +1,4 @@
-"""Evaluations of checkpoints: which planners of which weights play, and where (`m3pc evaluate`).
+"""Which planners and weights an evaluation plays, and in which environment (`m3pc evaluate`).
 
 `m3pc.evaluation.episodes` plays the episodes of a job and computes their statistics.
 """
@@ -28,7 +28,7 @@ from m3pc.types import Floats, InputError
 from planner.policy import Policy
 
 SLOTS = 32  # environments that are planned for together
-HEAVY_SLOTS = 16  # of manipulation tasks, which take 80 MB each, and all cores to step
+HEAVY_SLOTS = 16  # manipulation tasks take 80 MB each, and all cores to step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,10 @@ class EvaluationRequest:
     """What to play."""
 
     path: Path  # a run or checkpoint
-    env_id: str | None  # default: the one that the data came from
+    env_id: str | None  # default: the data's
     episodes: int
     seed: int
-    ratio: float | None = None  # times the best return of the data; default: the configuration's
+    ratio: float | None = None  # target return / the data's best; default: the configuration's
     sets: tuple[str, ...] = ()
     waypoints: Path | None = None  # .npy or .csv [H, S], for backward plans
     spacing: int | None = None  # rows that share a subgoal; default: the configuration's
@@ -47,15 +47,15 @@ class EvaluationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """The evaluation of one planner, and what it was of."""
+    """The evaluation of one planner, with its weights and settings."""
 
     mode: str
     ratio: float
     version: int
     digest: str
-    settings: tuple[str, ...]  # that differ from the checkpoint's
+    settings: tuple[str, ...]  # overrides of the checkpoint's
     evaluation: Evaluation
-    label: str = ""  # what to call it; default: its mode
+    label: str = ""  # displayed name; default: the mode
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class EvaluationJob:
     env_id: str
     policy: Policy
     waypoints: Floats | None  # [H, S]
-    label: str = ""  # what to call it; default: its mode
+    label: str = ""  # displayed name; default: the mode
 
     @property
     def mode(self) -> str:
@@ -86,7 +86,7 @@ class EvaluationJob:
         return self.label or self.mode
 
     def play(self, on_progress: OnProgress, processes: int = 0) -> EvaluationResult:
-        """`processes` step the environments; 0: as many as there are cores if these are heavy."""
+        """`processes` step the environments; 0: one, or one per core if these are heavy."""
         slots, processes = slots_and_processes(self.env_id, processes)
         evaluation = evaluate(
             self.env_id,
@@ -101,9 +101,8 @@ class EvaluationJob:
         return self._result(evaluation)
 
     def earlier_result(self, folder: Path) -> EvaluationResult | None:
-        """The result of an earlier evaluation of the very same episodes, if the folder's JSON has
-        one."""
-        if self.waypoints is not None:  # JSON does not say which
+        """The result of an earlier evaluation of the same episodes, if the folder's JSON has it."""
+        if self.waypoints is not None:  # JSON does not record the waypoints
             return None
         with closing(make(self.env_id)) as env:
             engine_name = engine(env)
@@ -135,14 +134,14 @@ class EvaluationJob:
         )
 
     def film(self, path: Path) -> None:
-        """The first episode, as an MP4."""
+        """Record the first episode as an MP4."""
         record_video(
             self.env_id, self.policy, path, seed=self.request.seed, waypoints=self.waypoints
         )
 
 
 def make_jobs(request: EvaluationRequest, names: Sequence[str] = ()) -> list[EvaluationJob]:
-    """A job for each planner named, or for that of the configuration, all of the same weights.
+    """One job per planner named, or one for the configured planner, all with the same weights.
 
     `q@0.9` is planner q, conditioned on 0.9 times the best return. Everything is read and checked
     before anything is played.
@@ -161,16 +160,15 @@ def make_jobs(request: EvaluationRequest, names: Sequence[str] = ()) -> list[Eva
 
 
 def slots_and_processes(env_id: str, processes: int = 0) -> tuple[int, int]:
-    """How many environments are planned for together, and how many processes step them; with 0 the
-    number of processes depends on how heavy the environment is."""
+    """How many environments are planned for together, and how many processes step them."""
     if split_env_name(env_id)[0] in TASKS:
         return HEAVY_SLOTS, processes or len(os.sched_getaffinity(0))
     return SLOTS, processes or 1
 
 
 def env_of(path: Path, requested: str | None, weights: Weights) -> str:
-    """The environment to play in: the requested one, or that of the weights at `path`. InputError
-    where its states or actions have other sizes than those of the weights."""
+    """The requested environment, or that of the weights at `path`. InputError if its states or
+    actions do not have the weights' sizes."""
     env_id = requested or weights.env
     if env_id is None:
         raise InputError(f"{path} does not say which environment it is for; give --env")
@@ -207,7 +205,7 @@ def _waypoints(request: EvaluationRequest, policy: Policy, env_id: str) -> Float
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file of evaluations; none where it is not one."""
+    """The rows of a file of evaluations; empty for any other file."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -216,8 +214,8 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _planner_sets(names: Sequence[str]) -> list[list[str]]:
-    """What each planner sets: its mode, and its ratio where one is named with it. Without names
-    nothing, for the planner of the configuration."""
+    """The settings of each planner: its mode and, after an @, its ratio. Without names one empty
+    list, for the configured planner."""
     sets: dict[str, list[str]] = {}
     for name in names:
         mode, at, ratio = name.partition("@")

@@ -6,7 +6,7 @@ import numpy as np
 
 from m3pc.types import Doubles
 
-RESAMPLES = 10_000  # of the bootstrap
+RESAMPLES = 10_000  # bootstrap samples
 SEED = 0
 NORMAL_QUANTILE = 1.959964  # 97.5 % of the standard normal distribution
 # 97.5 % quantile of Student's t for 2, 3, ... values; for more the last one, which is wider.
@@ -14,8 +14,8 @@ T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2
 
 
 def bootstrap_interval(gains: Doubles) -> tuple[float, float]:
-    """95 % of the mean of paired differences [runs, episodes], by a bootstrap that draws training
-    seeds first and then episodes: both are samples."""
+    """95 % interval of the mean of paired differences [runs, episodes]. The bootstrap draws
+    training seeds first and then episodes, because both are samples."""
     rng = np.random.default_rng(SEED)
     runs, episodes = gains.shape
     run = rng.integers(runs, size=(RESAMPLES, runs, 1))
@@ -25,7 +25,7 @@ def bootstrap_interval(gains: Doubles) -> tuple[float, float]:
 
 
 def t_interval(values: Doubles) -> tuple[float, float]:
-    """95 % of the mean of few values [N], such as one a training seed; NaN for a single one."""
+    """95 % interval of the mean of few values [N], such as training seeds; NaN for one value."""
     if len(values) < 2:
         return math.nan, math.nan
     quantile = T_QUANTILES[min(len(values) - 2, len(T_QUANTILES) - 1)]
@@ -34,7 +34,7 @@ def t_interval(values: Doubles) -> tuple[float, float]:
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a rate: within [0, 1], and sound for few trials."""
+    """Wilson's 95 % interval of a rate: within [0, 1], and valid for few trials."""
     z2 = NORMAL_QUANTILE**2
     centre = (successes + z2 / 2) / (trials + z2)
     rate = successes / trials

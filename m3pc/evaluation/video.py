@@ -20,8 +20,8 @@ from m3pc.envs.registry import FloatVectorEnv
 from m3pc.types import Decision, Floats, InputError, Planner
 
 RgbFrame = NDArray[np.uint8]  # [height, width, 3]
-OnFrame = Callable[[int, RgbFrame], None]  # after so many steps
-FRAMES_PER_SECOND = 30  # where an environment does not say
+OnFrame = Callable[[int, RgbFrame], None]  # called with the steps so far and the frame
+FRAMES_PER_SECOND = 30  # if an environment does not say
 ENCODER_SECONDS = 60  # to finish the file after the last frame
 
 
@@ -37,7 +37,7 @@ def record_video(
     on_frame: OnFrame = lambda steps, frame: None,
     **kwargs: Any,
 ) -> Rollout:
-    """Play episode 0 of `seed`, as `evaluate` does, and film one of `every` so many steps.
+    """Play episode 0 of `seed`, as `evaluate` does, and film every `every`-th step.
 
     `size` (width, height) is for environments that take one; `kwargs` go to gymnasium.make.
     """
@@ -58,11 +58,8 @@ def record_video(
 
 
 def poses(env_id: str, states: Floats, size: tuple[int, int] = (320, 320)) -> list[RgbFrame]:
-    """Frames of a MuJoCo robot in states [N, S], which hold its positions without the first (the
-    distance travelled) and its velocities.
-
-    Empty where the environment's states hold something else, or it has no such model.
-    """
+    """Frames of a MuJoCo robot in states [N, S]: positions without the first (the distance
+    travelled), then velocities. Empty if the environment has no such states or model."""
     with closing(_filmed(env_id, size, {})) as envs:
         assert isinstance(envs, SyncVectorEnv)
         robot: Any = envs.envs[0].unwrapped
@@ -78,7 +75,7 @@ def poses(env_id: str, states: Floats, size: tuple[int, int] = (320, 320)) -> li
 
 
 class _Film:
-    """Renders after the first step and then every so many; each frame goes to ffmpeg at once."""
+    """Renders after steps 1, 1 + `every`, ...; each frame goes to ffmpeg at once."""
 
     def __init__(self, path: Path, every: int, on_frame: OnFrame) -> None:
         self._path, self._every, self._on_frame, self._steps = path, every, on_frame, 0
@@ -109,13 +106,13 @@ def _filmed(env_id: str, size: tuple[int, int], kwargs: dict[str, Any]) -> Float
 
 
 def _frame(envs: FloatVectorEnv) -> RgbFrame:
-    """Cropped to even sides, which yuv420p needs."""
+    """Render a frame, cropped to even sides, which yuv420p needs."""
     # MuJoCo reads this when it first renders. Other systems have a single back-end.
     if sys.platform == "linux":
         os.environ.setdefault("MUJOCO_GL", "egl")
     try:
         (frame,) = envs.render() or (None,)
-    except Exception as error:  # an environment is foreign code: it raises what it likes
+    except Exception as error:  # an environment is foreign code: it may raise anything
         raise InputError(_cannot_render(envs, str(error))) from error
     if not isinstance(frame, np.ndarray):
         raise InputError(_cannot_render(envs, f"it gives {frame!r}, no picture"))
@@ -148,5 +145,5 @@ def _writer(path: Path, frame: RgbFrame, rate: float) -> Generator[None, RgbFram
         # browsers play the file while it loads.
         output_params=["-f", "mp4", "-movflags", "+faststart"],
     )
-    writer.send(None)  # up to where it waits for a frame
+    writer.send(None)  # runs it to its first wait for a frame
     return writer

@@ -23,7 +23,7 @@ HAND_POSITION, HAND_ROTATION = slice(0, 3), slice(3, 7)
 CAN_POSITION, CAN_ROTATION = slice(9, 12), slice(12, 16)
 CAN_IN_HAND, CAN_ROTATION_IN_HAND = slice(16, 19), slice(19, 23)
 Y = 1
-MIN_MOVE = 0.01  # metres from its first position: the can has been moved
+MIN_MOVE = 0.01  # metres from its first position beyond which the can counts as moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Box:
         return bool((position > self.low).all() and (position < self.high).all())
 
 
-# As robosuite has them: the bin's centre is (0.1, 0.28), its sides 0.39 and 0.49, its floor at 0.8.
+# robosuite's values: the bin's centre is (0.1, 0.28), its sides 0.39 and 0.49, its floor at 0.8.
 CAN_BOX = Box(low=(0.1, 0.28, 0.8), high=(0.295, 0.525, 0.9))
 NEARER_BOX = Box(low=(0.1, 0.035, 0.8), high=(0.295, 0.28, 0.9))
 
@@ -78,7 +78,7 @@ def can_in_hand(states: Floats) -> NDArray[np.float64]:
 def move_to_start(states: Floats, first: Floats) -> Floats:
     """A copy of [L + 1, S], shifted and turned so that the can begins as in the state `first` [S].
 
-    Hand and can are shifted sideways together, or the hand would miss the present can. The can is
+    Hand and can are shifted sideways together, or the hand would miss the can. The can is
     turned about its own axis from the start: it is round, so the grasp stays the same, and a goal
     with another turn could not be reached.
     """
@@ -90,7 +90,7 @@ def move_to_start(states: Floats, first: Floats) -> Floats:
         turn = compose(inverse(states[0, CAN_ROTATION]), first[CAN_ROTATION])
         table[:, CAN_ROTATION] = compose(states[:, CAN_ROTATION], turn)
         in_hand = compose(states[:, CAN_ROTATION_IN_HAND], turn)
-        # robosuite shows the sign whose scalar is not negative
+        # robosuite returns the sign with a scalar of 0 or more
         table[:, CAN_ROTATION_IN_HAND] = np.where(in_hand[:, 3:] < 0, -in_hand, in_hand)
     return table
 
@@ -108,11 +108,8 @@ def _nearest_episode(
     what: str,
     setting: GoalSetting,
 ) -> WaypointSource:
-    """Of the episodes with the wanted end, the one whose can begins nearest, moved to the present
-    can and then changed.
-
-    what  the wanted end, in words
-    """
+    """Among the episodes with the wanted end (`what`, in words), the waypoints take the one whose
+    can begins nearest, move it to the current can and then apply `change`."""
     data = setting.data()
     episodes = [episode.states for episode in data if is_wanted(episode.states)]
     if not episodes:

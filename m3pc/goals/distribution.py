@@ -1,7 +1,7 @@
 """How far states lie from those of a data set. N states, S state, E episodes.
 
-Distances are Euclidean, in standard deviations of the data. The typical distance is that from a
-state of the data to the nearest state of another episode.
+Distances are Euclidean, in standard deviations of the data. The typical distance is the median
+distance from a state of the data to the nearest state of another episode.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from m3pc.types import Doubles, Episode, Floats
 MAX_STATES = 20_000  # states of the data that are kept, evenly spaced
 MAX_PROBES = 1_000  # kept states from which the typical distance is measured
 BLOCK = 256  # states compared at once
-MIN_DISTANCE = 1e-6  # states nearer than that are the same state, rounded
+MIN_DISTANCE = 1e-6  # nearer states are the same state, rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

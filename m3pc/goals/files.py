@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from m3pc.core.history import WaypointFn
 from m3pc.types import Floats, InputError
 
-MAX_BYTES = 64 << 20  # of a text file
-MAX_ROWS = 1_000_000  # of a table; also the largest step in a document
+MAX_BYTES = 64 << 20  # largest text file
+MAX_ROWS = 1_000_000  # longest table; also the largest step in a document
 
 # What numpy raises for a file that is not a .npy: Python's own parser reads its header.
 DAMAGED = (OSError, ValueError, EOFError, TypeError, OverflowError, SyntaxError, TokenError,
@@ -33,8 +33,8 @@ class Goals:
     """The contents of a file of goals."""
 
     waypoints: WaypointFn
-    steps: int | None  # until the last goal; None: a single state, to be held
-    key: tuple[int, ...]  # dimensions that count; () where the file does not say
+    steps: int | None  # step of the last goal; None: a single state, to be held
+    key: tuple[int, ...]  # dimensions that count; () if the file names none
     note: str  # where the goals come from, in words
 
 

@@ -31,7 +31,7 @@ class Stretch:
 
     states: Floats  # [steps + 1, S]
     episode: int
-    start: int  # step of the episode
+    start: int  # first step, within the episode
     ramp: Ramp
     error: float  # root mean square distance to the ramp, in the dimension's unit
 
@@ -69,9 +69,8 @@ def _wiggle(wiggle: Wiggle, note: str, setting: GoalSetting) -> WaypointSource:
 def _released_wiggle(setting: GoalSetting) -> WaypointSource:
     """The authors' released waypoints.
 
-    The body is as high as where episodes begin and turns about the ground; time runs from 0 to 1000
-    in 1000 rows; rates are ten times those of a step; the file for the slowest wiggle leans a
-    little.
+    The body is as high as at an episode's start and turns about the ground. Time runs from 0 to
+    1000 in 1000 rows. Rates are ten times the change per step. The slowest wiggle leans a little.
     """
     lean = -0.02 if setting.cycles == SLOWEST else 0.0
     wiggle = Wiggle(height=1.25, lever=1.25, steps_per_unit=10.0, stretch=1000 / 999, lean=lean)
@@ -91,8 +90,8 @@ THIGH = Ramp(dimension=2, rate=11, first=0.0, last=-2.6)  # nearly to the joint'
 
 
 def _paper_split(setting: GoalSetting) -> WaypointSource:
-    """The thigh follows a ramp; the other dimensions follow the recorded episode whose thigh starts
-    most like that, so that they fit the movement."""
+    """The thigh follows a ramp; the other dimensions are from the recorded episode whose thigh
+    begins most like the ramp, so that they fit the movement."""
     stretch = _closest(setting, [THIGH], SPLIT_STEPS, at_start=True)
     table = apply_ramps(stretch.states, [THIGH], seconds=0.008, positions=8)
     note = (
@@ -115,13 +114,13 @@ FLIP_STEPS = 70  # steps in which the body turns over
 SINK = Ramp(dimension=0, rate=9, first=0.0, last=-0.5)  # m
 ANGLE, ANGLE_RATE = 1, 10  # dimensions of the body's angle and its rate
 FLIP_ANGLE = 3.0  # rad by which the body has turned in a recorded flip
-STEPS_AFTER_FLIP = 20  # steps that a recorded flip goes on after that
+STEPS_AFTER_FLIP = 20  # steps that a recorded flip goes on after FLIP_ANGLE
 WAIT_ROWS = 30  # rows before the released flip
 
 
 def _paper_flip(setting: GoalSetting) -> WaypointSource:
-    """Height and angle follow ramps; the other dimensions follow the stretch of the data in which
-    the body turns most like that, in either direction, so that they fit the movement."""
+    """Height and angle follow ramps; the other dimensions are from the stretch of the data in which
+    the body turns most like the ramp, in either direction, so that they fit the movement."""
     turns = [
         Ramp(dimension=ANGLE, rate=ANGLE_RATE, first=0.0, last=last) for last in (np.pi, -np.pi)
     ]
@@ -154,8 +153,7 @@ def _released_flip(setting: GoalSetting) -> WaypointSource:
 
 
 def _recorded_flip(setting: GoalSetting) -> WaypointSource:
-    """A recorded episode, unchanged: of those that turn over, the one whose first state is closest
-    to the present one."""
+    """Among recorded episodes that turn over, the one whose first state is closest."""
     flips = [
         (episode.states[0], episode.states[: over[0] + STEPS_AFTER_FLIP + 1])
         for episode in setting.data()

@@ -11,7 +11,7 @@ Numbers = NDArray[np.floating[Any]]
 
 
 def compose(second: Numbers, first: Numbers) -> Doubles:
-    """The rotation `first` followed by `second`: their product, in this order."""
+    """The rotation `first` followed by `second`: the product second * first."""
     u, v = second[..., :3].astype(np.float64), first[..., :3].astype(np.float64)
     a, b = second[..., 3:], first[..., 3:]
     scalar = a * b - (u * v).sum(axis=-1, keepdims=True)

@@ -14,7 +14,7 @@ class GoalSetting:
 
     rows: int  # H
     cycles: float | None = None  # per 1000 steps, where the task has a frequency
-    episodes: Sequence[Episode] = ()  # of the data set
+    episodes: Sequence[Episode] = ()  # the data set's
     source: str = "--data"  # name of the data set
 
     def data(self) -> Sequence[Episode]:
@@ -41,9 +41,9 @@ class GoalTask:
     env: str
     key: tuple[int, ...]  # dimensions of a state that are compared with the goal
     key_names: tuple[str, ...]  # their names and units
-    steps: int  # of an episode; distances are measured over all of them
+    steps: int  # length of an episode; distances are measured over all steps
     judged_from: int  # the first step that counts for success
-    tolerance: float  # largest root mean square distance from there on, in the key's unit
+    tolerance: float  # largest root mean square distance from that step on, in the key's unit
     waypoint_sources: Mapping[
         str, Callable[[GoalSetting], WaypointSource]
     ]  # by the value of goal.waypoints

@@ -1,4 +1,4 @@
-"""How close an episode came to its waypoints. L its steps, N steps of the task, K key dimensions.
+"""How close an episode came to its waypoints. L its steps, N the task's, K key dimensions.
 
 An episode that ends before step N counts as if it stayed in its last state.
 """

@@ -27,14 +27,14 @@ class Wiggle:
     """
 
     amplitude: float = 0.05  # rad; the first half cycle leans backwards
-    height: float = 1.205  # m, of the upright body; episodes begin 0.045 above that
-    lever: float = 1.15  # m, from the body to the ankle, about which it turns
-    steps_per_unit: float = 125.0  # steps per unit of time in the rates: a step has 0.008 s
+    height: float = 1.205  # m, body upright; episodes begin 0.045 m higher
+    lever: float = 1.15  # m, from the body to the ankle, the centre of rotation
+    steps_per_unit: float = 125.0  # steps per unit of time in the rates; 125 of 0.008 s are 1 s
     stretch: float = 1.0  # steps between two rows
     lean: float = 0.0  # added to angles and rates
 
     def table(self, rows: int, cycles: float) -> Floats:
-        """[H, 11] with that many cycles in 1000 steps."""
+        """A table [H, 11] with `cycles` cycles in 1000 steps."""
         speed = 2 * np.pi * cycles / CYCLE_STEPS  # rad per step
         phase = speed * self.stretch * np.arange(rows)
         angle = -self.amplitude * np.sin(phase)
@@ -63,7 +63,7 @@ class Ramp:
 
 
 def apply_ramps(states: Floats, ramps: Sequence[Ramp], *, seconds: float, positions: int) -> Floats:
-    """A copy of `states` [L, S] with the ramps, and a last row that stands still.
+    """A copy of `states` [L, S] with the ramps, and one more row, at rest.
 
     seconds    between two rows
     positions  numbers of a state before its velocities

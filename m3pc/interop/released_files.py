@@ -1,7 +1,6 @@
-"""The paper's released files (model, critic, statistics), read into tensors under their own names.
+"""Reads the paper's released files (model, critic, statistics) into tensors under released names.
 
-Files are parsed in a child process: `main` runs there. The parent checks what the child returns
-as if it came from an unknown source.
+A child process parses the files in `main`; the parent does not trust the tensors it returns.
 """
 
 import re
@@ -23,11 +22,11 @@ from m3pc.datasets.sandbox import SandboxLimits, run_limited
 from m3pc.model.weights import SCALES
 from m3pc.types import InputError
 
-MAX_BYTES: Final = 1 << 30  # of the numbers in one file
+MAX_BYTES: Final = 1 << 30  # limit for the numbers in one file
 
 Tensors = dict[str, Tensor]
 Shape = tuple[int, ...]
-# From the name and shape of one of our tensors to the released tensors that it is joined from.
+# Maps name and shape of one of our tensors to the released tensors that are joined into it.
 ReleasedNames = Callable[[str, Shape], dict[str, Shape]]
 
 STATISTICS = {  # our name: theirs
@@ -35,12 +34,12 @@ STATISTICS = {  # our name: theirs
 }
 OPTIONAL = {"config": 7, "max_returns": 1, "min_returns": 1}  # statistic: count of numbers
 CRITIC_SCALES = {"critic.state_mean": "critic_mean_states", "critic.state_std": "critic_std_states"}
-CRITICS = (  # names in the released file, and in a file of their trainer, which has no targets
+CRITICS = (  # our name: name in the released file, or in a trainer's file, which has no targets
     {"q": "q", "q_target": "q_target", "v": "v"},
     {"q": "qf", "q_target": "qf", "v": "vf"},
 )
-SCALAR = np.float64(0).__reduce__()[0]  # what a pickled numpy number calls
-# Their learning rates and best scores are such numbers; nothing else may be called.
+SCALAR = np.float64(0).__reduce__()[0]  # function that unpickles a numpy number
+# The files hold learning rates and best scores as numpy numbers; no other call is allowed.
 NUMPY_SCALARS: list[Any] = [
     (SCALAR, "numpy.core.multiarray.scalar"),
     (SCALAR, "numpy._core.multiarray.scalar"),
@@ -51,7 +50,7 @@ NUMPY_SCALARS: list[Any] = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleasedPaths:
-    """And the keys that each file must have."""
+    """The released files; comments list the keys that each must have."""
 
     model: Path  # {model, ...}
     critic: Path  # {q, q_target, v}, or {qf, vf, ...}
@@ -66,7 +65,7 @@ class WeightsPart:
     tensors: Mapping[str, Tensor]
 
     def sizes(self, name: str, count: int) -> Shape:
-        """The shape of a tensor with `count` sizes, from which the sizes of others follow."""
+        """Return a tensor's shape; InputError unless it has `count` sizes, all above 0."""
         shape = tuple(self.tensors[name].shape) if name in self.tensors else None
         if shape is None or len(shape) != count or 0 in shape:
             actual = "missing" if shape is None else list(shape)
@@ -74,7 +73,7 @@ class WeightsPart:
         return shape
 
     def layers(self, pattern: str) -> int:
-        """How many layers there are: different numbers at the group of the pattern."""
+        """Count the layers: the distinct numbers that the pattern's group matches."""
         matches = (re.match(pattern, name) for name in self.tensors)
         return len({match[1] for match in matches if match})
 
@@ -94,7 +93,7 @@ class WeightsPart:
                 raise InputError(f"{self.file}: {name} holds NaN or Inf")
 
     def joined(self, ours: Mapping[str, Shape], theirs: ReleasedNames) -> Tensors:
-        """Our tensors, of these shapes. Every released tensor must be a part of one of them."""
+        """Join released tensors into ours, of these shapes. Every released tensor must be used."""
         recipes = {name: theirs(name, shape) for name, shape in ours.items()}
         self.check({name: shape for parts in recipes.values() for name, shape in parts.items()})
         return {
@@ -116,7 +115,7 @@ class ReleasedFiles:
 
 
 def read_released(paths: ReleasedPaths, limits: SandboxLimits) -> ReleasedFiles:
-    """Parse the files in a limited child process; InputError if they hold anything else."""
+    """Parse the files in a limited child process; InputError if they hold anything unexpected."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "tensors.safetensors"
         job = {name: str(path) for name, path in asdict(paths).items()} | {"out": str(out)}
@@ -190,7 +189,7 @@ def _state(tree: Mapping[str, Any], key: str, file: str) -> Tensors:
 
 
 def _numbers(path: Path) -> Tensors:
-    """The statistics that are used, each as one row."""
+    """Read the statistics that are used, each as one row."""
     arrays = read_npz(path)
     numbers = {}
     for name in (*STATISTICS.values(), *OPTIONAL, *CRITIC_SCALES.values()):

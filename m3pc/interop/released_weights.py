@@ -1,6 +1,6 @@
-"""The paper's released network, critic and statistics as one of our checkpoints.
+"""Converts the paper's released network, critic and statistics into one of our checkpoints.
 
-S state, A action, D width, T steps, H step limit of the environment.
+S state size, A action size.
 """
 
 import re
@@ -35,10 +35,10 @@ from m3pc.model.masks import MODALITIES
 from m3pc.model.weights import Weights
 from m3pc.types import InputError
 
-DEFAULT_HEADS: Final = 4  # weights do not reveal their number
-STAND_IN: Final = 2.0  # standard deviations from the mean, if the extreme returns are unknown
+DEFAULT_HEADS: Final = 4  # the weights do not reveal the number of heads
+STAND_IN: Final = 2.0  # unknown extreme returns are this many standard deviations off the mean
 
-RENAMES = (  # pattern in our name, replacement in theirs
+RENAMES = (  # pattern in our name, replacement in the released name
     (r"^embed\.", "encoder_embed_dict."),
     (r"^decoder_embed\.", "decoder_embed_dict."),
     (r"^heads\.", "output_head_dict."),
@@ -50,7 +50,7 @@ RENAMES = (  # pattern in our name, replacement in theirs
     (r"\.expand\.", ".linear1."),
     (r"\.contract\.", ".linear2."),
 )
-STACKED = {  # ours has a row per modality; theirs is a tensor each, with leading sizes of 1
+STACKED = {  # we have a row per modality; they have a tensor each, with so many leading sizes of 1
     "encoder_modalities": ("encoder_per_dim_encoding", 3),
     "decoder_modalities": ("decoder_per_dim_encoding", 3),
     "mask_tokens": ("mask_token_dict", 2),
@@ -61,7 +61,7 @@ STACKED = {  # ours has a row per modality; theirs is a tensor each, with leadin
 class ImportReport:
     weights: Weights
     guessed: tuple[str, ...]  # extreme returns that the statistics did not have
-    shared_scales: bool  # whether the critic uses the model's, because it has none of its own
+    shared_scales: bool  # whether the critic uses the model's, as the file has none for it
 
 
 def import_released(
@@ -142,7 +142,7 @@ def _derive(released: ReleasedFiles, heads: int | None) -> tuple[Config, tuple[i
 
 
 def _heads(stats: WeightsPart, sizes: tuple[int | None, ...], requested: int | None) -> int:
-    """From `config` among the statistics, whose other sizes must be those of the weights."""
+    """Read the number of heads from the statistic `config`, whose other sizes must fit."""
     config = stats.tensors.get("config")
     if config is None:
         return DEFAULT_HEADS if requested is None else requested
@@ -182,14 +182,14 @@ def _value_names(name: str, shape: Shape) -> dict[str, Shape]:
 
 
 def _layer_names(networks: tuple[str, ...], name: str, shape: Shape) -> dict[str, Shape]:
-    """Of networks that our tensors hold side by side; every second of their layers is a ReLU."""
+    """Our tensor stacks these networks; every second layer of a released one is a ReLU."""
     kind = name.rstrip("0123456789")
     number = 2 * int(name.removeprefix(kind))
     return {f"{network}.net.{number}.{kind}": shape[1:] for network in networks}
 
 
 def _statistics(stats: WeightsPart, state_size: int) -> tuple[Tensors, Tensor, tuple[str, ...]]:
-    """Our normaliser, lowest and highest return [2], and which of these two is a guess."""
+    """Return our normaliser, lowest and highest return [2], and which of the two are guessed."""
     known = OPTIONAL | dict.fromkeys(CRITIC_SCALES.values(), state_size)
     optional = {name: (size,) for name, size in known.items() if name in stats.tensors}
     sizes = {name: (state_size if "states" in name else 1,) for name in STATISTICS.values()}
@@ -207,9 +207,9 @@ def _statistics(stats: WeightsPart, state_size: int) -> tuple[Tensors, Tensor, t
 
 
 def _critic_scales(stats: WeightsPart, normaliser: Tensors) -> tuple[Tensors, bool]:
-    """Mean and standard deviation of the critic's states, and whether they are the model's.
+    """Return mean and standard deviation of the critic's states, and whether they are the model's.
 
-    The released critic's are of the data alone, the released model's are of padded arrays.
+    The released critic used statistics of the data alone, the model those of padded arrays.
     """
     present = [name for name in CRITIC_SCALES.values() if name in stats.tensors]
     if not present:

@@ -23,15 +23,15 @@ from m3pc.model.normalisation import Tokens
 from m3pc.types import InputError, TransitionBatch
 from planner.forward import Guidance, PlanningBatch, imagine, score, softmax_weights
 
-NETWORK, CHOICE = 1e-5, 5e-4  # absolute
-UTILITY, LOSS = 1e-5, 1e-4  # relative to the largest recorded number
+NETWORK, CHOICE = 1e-5, 5e-4  # absolute tolerances
+UTILITY, LOSS = 1e-5, 1e-4  # tolerances relative to the largest recorded number
 
 PATTERNS = {
     "rcbc": "policy",
     "fd": "dynamics",
     "id": "inverse",
     "pi": "path",
-}  # released name, ours
+}  # released name: our name
 OUTPUTS = {name: name for name in ("states", "rewards", "returns", "mu")} | {"log_std": "log_sigma"}
 GUIDES: Mapping[str, Guidance] = {"q": "q", "rtg": "m"}
 TERMS = ("states", "actions", "rewards", "returns", "nll", "entropy", "total")
@@ -47,7 +47,7 @@ class ComparedItem:
 
     @property
     def ok(self) -> bool:
-        return self.error <= self.tolerance  # which NaN never is
+        return self.error <= self.tolerance  # false for NaN
 
 
 def verify(path: Path, golden: Path) -> list[ComparedItem]:
@@ -86,7 +86,7 @@ class RecordedOutputs:
         ]
 
     def named(self, pattern: str) -> list[str]:
-        """The text of the pattern's group in each array name that matches."""
+        """Return the text of the pattern's group for each array name that matches."""
         matches = (re.fullmatch(pattern, name, re.ASCII) for name in self.arrays)
         return [match[1] for match in matches if match]
 
@@ -111,13 +111,13 @@ class RecordedOutputs:
         return torch.from_numpy(self.take(name, *shape).astype(np.float32))
 
     def numbers(self, name: str, *shape: int) -> list[float]:
-        """Settings, in the precision in which they were recorded."""
+        """Return settings in their recorded precision, not rounded to float32."""
         settings: list[float] = self.take(name, *shape).astype(np.float64).reshape(-1).tolist()
         return settings
 
 
 class OutputComparison:
-    """A checkpoint and the recording that it is compared with. N plans per decision."""
+    """A checkpoint and the recording that it is compared with."""
 
     def __init__(self, subject: Checkpoint, recording: RecordedOutputs) -> None:
         weights = subject.weights
@@ -139,7 +139,7 @@ class OutputComparison:
         )
 
     def masks(self) -> Iterator[ComparedItem]:
-        """The number of tokens that only one of the two masks shows."""
+        """The error is the number of tokens in which the two masks differ."""
         for theirs, ours in PATTERNS.items():
             for now in self.recording.named(rf"visible_{theirs}(\d+)"):
                 expected = visible(ours, now=self._now(now), length=self.length)
@@ -287,7 +287,7 @@ class OutputComparison:
 
 
 def _error(actual: Tensor, expected: NDArray[Any]) -> float:
-    """The largest absolute difference; NaN if there is one."""
+    """The largest absolute difference; NaN if any number is NaN."""
     assert actual.shape == expected.shape, (actual.shape, expected.shape)
     difference = actual.double() - torch.from_numpy(expected.astype(np.float64))
     return float(difference.abs().max())

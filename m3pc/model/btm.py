@@ -2,10 +2,9 @@
 
 B rows, G groups of rows that share tokens, V tokens given, T steps, S state, A action, D width.
 
-A token is one modality at one step. The encoder sees the tokens that are given, the decoder those
-and a mask token in place of every other one. Attention has no order, so tokens may come in any.
-What many rows have in common is computed once: `shared` tokens [G, W, D] stand for all B / G rows
-of a group.
+A token is one modality at one step. The encoder sees the given tokens; the decoder sees them and a
+mask token for every other one. Attention ignores order, so tokens may come in any order. Tokens
+that the B / G rows of a group have in common are computed once: they are `shared` [G, W, D].
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,22 +29,22 @@ from m3pc.model.normalisation import Tokens
 from m3pc.model.squashed_gaussian import bounded_log_sigma
 
 TokenIndices = tuple[TokenIndex, ...]
-Run = tuple[int, list[int]]  # a modality, and steps of it or rows of tokens
+Run = tuple[int, list[int]]  # a modality, and its steps or its rows among tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The model's output at the steps that were read, in their order; no steps where none were."""
+    """Outputs at the steps read, in order; a modality that was not read has no steps."""
 
     states: Tensor  # [B, ., S] normalised, as are rewards and returns
     rewards: Tensor  # [B, ., 1]
     returns: Tensor  # [B, ., 1]
-    mu: Tensor  # [B, ., A] of actions before the tanh
+    mu: Tensor  # [B, ., A] mean of the actions before the tanh
     log_sigma: Tensor  # [B, ., A]
 
 
 class TrajectoryModel(nn.Module):
-    """Weights and how tokens pass through them. `state_size` S, `action_size` A."""
+    """The network. `state_size` is S, `action_size` is A."""
 
     positions: Tensor
 
@@ -69,7 +68,7 @@ class TrajectoryModel(nn.Module):
             heads["actions"] = LinearActionHead(width, action_size)
         else:
             heads["actions"] = two_layer_head(width, 2 * action_size)
-        if config.state_head == "from-line":  # training starts from the line itself
+        if config.state_head == "from-line":  # training starts from the interpolated line
             for parameter in [*heads["states"].parameters()][-2:]:
                 nn.init.zeros_(parameter)
         self.heads = nn.ModuleDict(heads)
@@ -77,7 +76,7 @@ class TrajectoryModel(nn.Module):
         self.register_buffer("positions", waves, persistent=False)
 
     def forward(self, tokens: Tokens, mask: Mask, read: Mask | None = None) -> Prediction:
-        """Predict every token, or those of the mask `read`, from those that `mask` shows."""
+        """Predict the tokens in `read` (default: all) from the tokens in `mask`."""
         read = mask | True if read is None else read
         plan = decode_plan(
             tuple(token_indices(mask)), tuple(token_indices(read)), self.config.window
@@ -95,7 +94,7 @@ class TrajectoryModel(nn.Module):
     def embed_tokens(self, modality: int, x: Tensor, steps: Sequence[int]) -> Tensor:
         """Tokens [B, ., D] of normalised numbers [B, ., dim] at `steps`.
 
-        With `model.state_tokens: with-change`, states must be passed with all their given steps.
+        With `model.state_tokens: with-change`, all given states must be passed in one call.
         """
         if modality == STATES and self.config.state_tokens == "with-change":
             x = with_changes(x, steps)
@@ -104,7 +103,7 @@ class TrajectoryModel(nn.Module):
         return embedded
 
     def encode(self, own: Tensor, shared: Tensor | None = None) -> Tensor:
-        """[B, V, D], and [G, W, D] in front of them -> [B, W + V, D]."""
+        """Encode tokens [B, V, D], with `shared` [G, W, D] in front of them: [B, W + V, D]."""
         for layer in self.encoder:
             own, shared = layer(own, shared), None
         encoded: Tensor = self.encoder_norm(own)
@@ -113,8 +112,8 @@ class TrajectoryModel(nn.Module):
     def decode(self, encoded: Tensor, plan: "DecodePlan", given_states: Tensor) -> Prediction:
         """Predictions from encoded tokens [B, V, D].
 
-        `given_states` [B, ., S] or, shared by a group's rows, [G, ., S]: the normalised states that
-        are given, in the order of their steps.
+        `given_states` are the given normalised states in the order of their steps: [B, ., S], or
+        [G, ., S] if the rows of a group share them.
         """
         shared: Tensor | None = self._hidden_tokens(plan) if plan.hidden_count else None
         own = self._given_tokens(encoded, plan)
@@ -167,9 +166,9 @@ class TrajectoryModel(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DecodePlan:
-    """What the decoder is given, what it reads, and where the outputs are.
+    """Which tokens the decoder is given, which are read, and where their outputs are.
 
-    Its tokens are the hidden ones, which all rows share, and then the given ones. Runs hold
+    The decoder's tokens are the hidden ones, which all rows share, then the given ones. A run holds
     neighbouring tokens of one modality.
     """
 
@@ -178,7 +177,7 @@ class DecodePlan:
     hidden_count: int
     read: ReadTokens
     outputs: list[Run]  # modality, and rows among the tokens read, in the order of their steps
-    given_state_steps: list[int]  # in order
+    given_state_steps: list[int]  # ascending
     line_weights: Tensor  # [states read, states given] of `interpolation.line_weights`
 
 
@@ -205,7 +204,7 @@ def decode_plan(given: TokenIndices, read: TokenIndices, length: int) -> DecodeP
 
 
 def _runs(numbered: Iterable[tuple[TokenIndex, int]]) -> list[Run]:
-    """The numbers of neighbouring tokens of one modality, together."""
+    """Group the numbers of neighbouring tokens of one modality."""
     return [
         (modality, [number for _, number in run])
         for modality, run in groupby(numbered, key=lambda pair: pair[0].modality)

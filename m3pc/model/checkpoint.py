@@ -1,6 +1,6 @@
 """Weights and training state on disk, without pickle; a checkpoint is complete or absent.
 
-CHECKPOINTS/LATEST                          name of the newest one
+CHECKPOINTS/LATEST                          name of the newest checkpoint
 CHECKPOINTS/000008000/metadata.json         format, sizes, settings, SHA-256 of the other files
 CHECKPOINTS/000008000/weights.safetensors   all that planning needs
 CHECKPOINTS/000008000/training.safetensors  all that training needs in addition
@@ -97,7 +97,7 @@ def write_next(
     number: int,
     keep: int,
 ) -> Path:
-    """Write a run's checkpoint, named by its number, point LATEST to it, remove the oldest.
+    """Write a run's checkpoint, named by its number, point LATEST to it, keep the newest `keep`.
 
     A checkpoint of the same number stays until its replacement is complete: it may be the only one.
     """
@@ -110,12 +110,12 @@ def write_next(
 
 
 def publish(path: Path) -> None:
-    """Point LATEST of its run to a checkpoint."""
+    """Point the run's LATEST to a checkpoint."""
     replace_file(path.parent / LATEST, f"{path.name}\n".encode())
 
 
 def read(path: Path | str) -> Checkpoint:
-    """Read a checkpoint, or the newest of a run or of a folder of them. Every byte is checked."""
+    """Read a checkpoint, or the newest one in a run or folder `path`. Every byte is checked."""
     folder = locate(Path(path))
     files = current_folder(folder)
     metadata = _metadata(files / METADATA)
@@ -132,7 +132,7 @@ def read(path: Path | str) -> Checkpoint:
 
 
 def read_newest(folder: Path) -> Checkpoint:
-    """The newest checkpoint of a run that is not damaged, for a run that resumes.
+    """Read a run's newest undamaged checkpoint, to resume from it.
 
     `read` never falls back: a user who names a checkpoint gets that one or an error.
     """
@@ -150,8 +150,8 @@ def read_newest(folder: Path) -> Checkpoint:
 
 
 def locate(path: Path) -> Path:
-    """The path of a checkpoint: `path`, or the newest under it. Its files are in the
-    `current_folder` of that path."""
+    """The path of the checkpoint at `path`, or of the newest one under it. Apply `current_folder`
+    to the result to reach its files."""
     for folder in (path, path / "checkpoints"):
         if (current_folder(folder) / METADATA).is_file():
             return folder

@@ -50,7 +50,7 @@ def stacked_forward(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
 
 
 class Critic(nn.Module):
-    """Q1, Q2 and V of raw states, which it normalises by the mean and std of its data."""
+    """Q1, Q2 and V of raw states, which are normalised inside by the data's mean and std."""
 
     state_mean: Tensor  # [S]
     state_std: Tensor  # [S]

@@ -1,4 +1,4 @@
-"""Device and precision of the computations, and what torch needs for them on this machine."""
+"""Sets up the device, precision and memory of torch's computations on this machine."""
 
 import ctypes
 import subprocess
@@ -11,19 +11,19 @@ import torch
 from m3pc.config.schema import ComputeConfig
 from m3pc.types import InputError
 
-# On some machines a bf16 product ends the process by SIGILL although the CPU flags promise it.
+# On some machines a bf16 product ends the process by SIGILL although the CPU flags list bf16.
 BF16 = (
     "import torch; torch.nn.functional.linear("
     "torch.ones(64, 64, dtype=torch.bfloat16), torch.ones(64, 64, dtype=torch.bfloat16))"
 )
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of the GNU C library's mallopt
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # options of the GNU C library's mallopt
 MAX_KEPT, MAX_KEPT_BLOCK = 1 << 30, 32 << 20  # bytes
 CACHED_NUMBERS = 64_000  # rows times width whose intermediate results fit into a CPU's caches
 
 
 def prepare_compute(config: ComputeConfig) -> None:
-    """Set the number of threads; InputError where device or precision do not work here."""
+    """Set the number of threads; InputError if device or precision do not work here."""
     torch.set_num_threads(config.threads)
     keep_freed_memory()
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.mps.is_available()}
@@ -35,7 +35,7 @@ def prepare_compute(config: ComputeConfig) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Keep memory that tensors free in this process; False if the C library cannot.
+    """Keep freed tensors' memory in this process; False if the C library cannot.
 
     Otherwise each batch gets its megabytes from the kernel again, page by page.
     """
@@ -49,7 +49,7 @@ def keep_freed_memory() -> bool:
 def chunk_rows(device: str, width: int) -> int:
     """Rows of a model of this width to compute at a time.
 
-    On a CPU, as many as keep intermediate results in its caches. On an accelerator all: small
+    On a CPU, intermediate results should fit into its caches. An accelerator takes all rows: small
     batches leave it idle, and the planner server halves a batch that does not fit into memory.
     """
     return CACHED_NUMBERS // width if device == "cpu" else sys.maxsize
@@ -57,7 +57,7 @@ def chunk_rows(device: str, width: int) -> int:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Raise a lack of memory, on any device, as a MemoryError."""
+    """Turn an out-of-memory error of any device into a MemoryError."""
     try:
         yield
     except RuntimeError as error:
@@ -74,7 +74,7 @@ def autocast(config: ComputeConfig) -> AbstractContextManager[object]:
 
 
 def bf16_works() -> bool:
-    """Whether this CPU can multiply bfloat16, tried in a child process that it may end."""
+    """Whether this CPU can multiply bfloat16, tried in a child process because it may crash."""
     try:
         child = subprocess.run(
             [sys.executable, "-P", "-c", BF16], capture_output=True, check=False, timeout=60

@@ -17,8 +17,8 @@ CHANGE_SCALE = 10.0  # one step changes a normalised state by some tenths; scale
 def line_weights(known: tuple[int, ...], queried: tuple[int, ...]) -> Tensor:
     """Interpolation weight of each known step at each queried one: [queried, known]. Read-only.
 
-    Before the first known step and after the last the line is constant; where no step is known,
-    the estimate is 0, the mean.
+    Before the first known step and after the last the line is constant. If no step is known, the
+    estimate is 0, the mean.
     """
     if not known:
         return torch.zeros(len(queried), 0)

@@ -99,14 +99,14 @@ class LinearActionHead(nn.Module):
 
 
 def two_layer_head(width: int, size: int) -> nn.Module:
-    """The head of every modality, and of actions where `model.action_head` says so."""
+    """The head of every modality, except of actions if `model.action_head` is `linear`."""
     return nn.Sequential(
         nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, size)
     )
 
 
 def join_shared(shared: Tensor | None, own: Tensor) -> Tensor:
-    """Shared tokens [G, W, D] in front of those of each of their rows [B, V, D]."""
+    """Put a group's shared tokens [G, W, D] in front of each row's own [B, V, D]."""
     if shared is None:
         return own
     groups, rows_per_group = len(shared), len(own) // len(shared)

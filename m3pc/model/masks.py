@@ -63,7 +63,7 @@ def token_indices(mask: Mask) -> list[TokenIndex]:
 
 
 def draw_mask(config: MasksConfig, length: int, rng: np.random.Generator) -> Mask:
-    """A training mask of a kind drawn from the mixture; patterns are at a random current step."""
+    """Draw a training mask of a kind from the mixture; a pattern gets a random current step."""
     kinds = config.mixture.model_dump()
     kind = rng.choice(list(kinds), p=_shares(list(kinds.values())))
     if kind == "random":

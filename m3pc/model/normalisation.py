@@ -41,7 +41,7 @@ class Normaliser:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Floats], device: str = "cpu") -> "Normaliser":
-        """From `states.mean`, `states.std`, `rewards.mean`, ..."""
+        """`arrays` holds `states.mean`, `states.std`, `rewards.mean`, ..."""
 
         def scale(name: str) -> Scale:
             mean, std = (torch.as_tensor(arrays[f"{name}.{part}"]) for part in ("mean", "std"))

@@ -26,8 +26,8 @@ M = TypeVar("M", bound=nn.Module)
 
 SCALES = [f"{name}.{part}" for name in ("states", "rewards", "returns") for part in ("mean", "std")]
 
-FORMAT = 1  # of the file
-SETTINGS = "m3pc"  # key of the settings in its header
+FORMAT = 1  # file format
+SETTINGS = "m3pc"  # key of the settings in the file's header
 MAX_FILE, MAX_HEADER = 8 << 30, 1 << 20  # bytes
 KINDS = {  # types of the fields, by their names in files
     "version": int,
@@ -52,7 +52,7 @@ class NumbersError(InputError):
 class Weights:
     """Model, critic, normaliser, return envelope and step limit that belong together."""
 
-    version: int  # Version.packed; in checkpoints its epoch is 0, so it is the count of updates
+    version: int  # Version.packed; in checkpoints the epoch is 0, so it is the number of updates
     config: Config
     state_size: int
     action_size: int
@@ -158,7 +158,7 @@ def check_description(fields: Mapping[str, Any]) -> None:
 def weights_from_description(
     description: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
 ) -> Weights:
-    """The weights of a checked description; `where` says in error messages where it comes from."""
+    """The weights of a checked description; `where` names its source in error messages."""
     try:
         config = Config.model_validate_json(json.dumps(description["config"]))
     except ValidationError as error:
@@ -173,7 +173,7 @@ def weights_from_description(
 
 
 def checksum(fields: Mapping[str, Any]) -> str:
-    """SHA-256 of all fields except the one that holds it, independent of their formatting."""
+    """SHA-256 of all fields except `check`, which holds it; independent of their formatting."""
     others = {name: value for name, value in fields.items() if name != "check"}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
@@ -187,7 +187,7 @@ def to_bytes(weights: Weights) -> bytes:
 
 
 def from_bytes(content: bytes) -> Weights:
-    """Read what `to_bytes` wrote; an InputError where a byte of it was changed."""
+    """Read what `to_bytes` wrote; an InputError if any byte was changed."""
     settings = _settings(content)
     try:
         tensors = load(content)

@@ -1,4 +1,4 @@
-"""Dashboard panels as SVG. All text from outside is escaped here."""
+"""Draws dashboard panels as SVG and escapes all text from outside."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class PlotArea:
 def coloured_lines(
     panel: DashboardPanel, named: Sequence[tuple[str, tuple[tuple[float, float], ...]]]
 ) -> list[Line]:
-    """Lines in the panel's own colours where it has some, otherwise in those of PALETTE."""
+    """Colour the lines by the panel's styles, or else by PALETTE."""
     lines = []
     for number, (name, points) in enumerate(named):
         styles = [style for style in panel.styles if style.pattern.search(name)]
@@ -144,7 +144,7 @@ def _path(
 def _stretches(
     points: Sequence[tuple[float, float]], step: float
 ) -> Iterator[list[tuple[float, float]]]:
-    """The points between gaps."""
+    """Split points at gaps of more than two steps."""
     stretch = list(points[:1])
     for before, now in pairwise(points):
         if now[0] - before[0] > 2 * step:
@@ -156,7 +156,7 @@ def _stretches(
 
 
 def timeline(panel: DashboardPanel, lines: Sequence[Line], frame: PlotArea) -> str:
-    """A lane for each line, coloured by its value."""
+    """Draw a lane for each line, coloured by its values."""
     lanes = lines[:MAX_LANES]
     top = TOP
     parts = _time_axis(frame)

@@ -1,6 +1,6 @@
-"""The shipped dashboards as plain records: panels, their places in a grid, their queries.
+"""Reads the shipped dashboards: panels, their places in a grid, their queries.
 
-The JSON files are Grafana's; this reads the part of its format that M³PC's own dashboards use.
+The files are in Grafana's JSON format, of which M³PC's dashboards use a part.
 """
 
 import json
@@ -12,17 +12,17 @@ from typing import Any, Final
 
 from m3pc.types import InputError
 
-COLUMNS: Final = 24  # of a dashboard's grid
-SCRAPE_SECONDS: Final = 5.0  # between two scrapes, unless the panel says more
+COLUMNS: Final = 24  # width of a dashboard's grid
+SCRAPE_SECONDS: Final = 5.0  # between two scrapes, unless the query sets an interval
 KINDS: Final = ("timeseries", "stat", "table", "state-timeline")
-# Metrics that a healthy run may lack, by the start of their names, and why.
+# Metrics that a healthy run may lack: start of the name -> reason.
 OPTIONAL: Final = {
     "node_": "no node exporter runs",
     "m3pc_run_evaluation_score": "D4RL has no score for the environment",
     "m3pc_serve_": "no server for robots runs",
     "ray_memory_manager_worker_eviction_total": "Ray killed no process for lack of memory",
 }
-# The first dashboards of a page; others follow.
+# The dashboards that come first on a page.
 ORDER: Final = (
     "overview",
     "data-path",
@@ -39,13 +39,13 @@ class Query:
     """A PromQL expression of a panel."""
 
     expression: str
-    legend: str  # with {{label}} in it
-    instant: bool  # asks for the last value only
-    interval: float  # seconds between two scrapes of its metrics
+    legend: str  # may contain {{label}}
+    instant: bool  # only the last value is requested
+    interval: float  # seconds between two scrapes of the metrics
 
     @property
     def optional(self) -> str:
-        """Why it may be empty in a healthy run; "" if it must not be."""
+        """Why the result may be empty in a healthy run; "" if it must not be."""
         names = metric_names(self.expression)
         reasons = (why for start, why in OPTIONAL.items() for n in names if n.startswith(start))
         return next(reasons, "")
@@ -59,7 +59,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """Of the series whose names match `pattern`."""
+    """The style of series whose names match `pattern`."""
 
     pattern: re.Pattern[str]
     colour: str = ""
@@ -83,7 +83,7 @@ class DashboardPanel:
     maximum: float | None
     decimals: int | None
     thresholds: tuple[Threshold, ...]
-    mappings: Mapping[str, tuple[str, str]]  # by value: text and colour
+    mappings: Mapping[str, tuple[str, str]]  # value -> text, colour
     styles: tuple[Style, ...]
 
 
@@ -107,7 +107,7 @@ class Dashboard:
 
 
 def read_dashboards(folder: Path) -> tuple[Dashboard, ...]:
-    """All dashboards of a folder, or of monitoring/ itself, in the order of ORDER."""
+    """All dashboards of a folder of JSON files, or of monitoring/, those in ORDER first."""
     inner = folder / "grafana" / "dashboards"
     files = sorted((inner if inner.is_dir() else folder).glob("*.json"))
     if not files:
@@ -117,7 +117,7 @@ def read_dashboards(folder: Path) -> tuple[Dashboard, ...]:
 
 
 def with_variables(query: Query, run: str, *, step: float) -> Query:
-    """The query with Grafana's variables replaced, for points that are `step` seconds apart."""
+    """Replace Grafana's variables in the query, for points that are `step` seconds apart."""
     window = max(step + query.interval, 4 * query.interval)
     values = {
         "__rate_interval": f"{window:.0f}s",
@@ -131,7 +131,7 @@ def with_variables(query: Query, run: str, *, step: float) -> Query:
 
 
 def _quoted(text: str) -> str:
-    """Escaped for a regular expression between double quotes."""
+    """Escape text for a regular expression between double quotes."""
     plain = re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", text)
     return json.dumps(plain, ensure_ascii=False)[1:-1]
 

@@ -21,7 +21,7 @@ In addition: `m3pc_build_info{version, ray, auth}`, which is 1, with `auth` eith
 
 
 def metrics_table() -> str:
-    """Markdown, in the order in which metrics are declared."""
+    """The table in Markdown, in the order of declaration."""
     metrics = [value for value in vars(catalogue).values() if isinstance(value, Metric)]
     return _HEAD + "".join(f"{_line(metric)}\n" for metric in metrics) + _TAIL
 

@@ -1,4 +1,4 @@
-"""All dashboards of a run as one self-contained HTML page, for machines without Grafana."""
+"""Draws a run's dashboards as one self-contained HTML page, for machines without Grafana."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,13 +30,13 @@ from m3pc.monitoring.prometheus_api import Alert, MetricsSource, Prometheus, Ser
 from m3pc.monitoring.units import format_value
 from m3pc.types import InputError
 
-POINTS = 240  # of a line
+POINTS = 240  # per line
 MIN_SPAN = 60.0  # seconds
 LOOK_BACK = "7d"  # age of the oldest samples
 COLUMN_PIXELS, ROW_PIXELS = 64, 30
 MAX_LEGENDS, MAX_ROWS = 12, 50
 _HIDDEN = frozenset(("__name__", "alertstate", "monitor"))
-_FIRST = ("alertname", "severity", "run")  # columns of a table
+_FIRST = ("alertname", "severity", "run")  # the first columns of a table
 _ORDER = {"critical": 0, "warning": 1, "info": 2}
 
 
@@ -64,8 +64,8 @@ class PanelData:
 def write_page(
     path: Path, *, prometheus: str, dashboards: Path, run: str, seconds: float | None = None
 ) -> int:
-    """Draw the dashboards of a folder for the last seconds of a run, or for all of it. Returns the
-    number of panels that have data."""
+    """Draw the dashboards of a folder for the last `seconds` of a run, or for all of it (None).
+    Return the number of panels that have data."""
     source = Prometheus(prometheus)
     span = lifetime(source, run)
     if seconds is not None:
@@ -91,12 +91,12 @@ def lifetime(source: MetricsSource, run: str) -> Span:
             f"this Prometheus knows no run {run!r} of the last {LOOK_BACK}; look at its targets"
         )
     start, end = times
-    end = now if now - end < MIN_SPAN else end  # the run goes on
+    end = now if now - end < MIN_SPAN else end  # the run still goes on
     return Span(start=min(start, end - MIN_SPAN), end=end)
 
 
 class Page:
-    """Draws dashboards by the data of a run."""
+    """Draws dashboards with the data of a run."""
 
     def __init__(self, source: MetricsSource, run: str, span: Span) -> None:
         self._source, self._run, self._span = source, run, span
@@ -172,7 +172,7 @@ class Page:
             return "".join(
                 _number(panel, name, points[-1][1], len(named)) for name, points in named
             )
-        if len(panel.queries) == 1:  # else the order of the queries is that of the legend
+        if len(panel.queries) == 1:  # with several queries, the legend keeps their order
             named.sort(key=_natural)
         lines = coloured_lines(panel, named)
         step = max(self._span.step, *(query.interval for query in panel.queries))
@@ -192,7 +192,7 @@ class Page:
 
 
 def _natural(named: tuple[str, object]) -> tuple[tuple[int, str], ...]:
-    """Natural order: slot 10 comes after slot 9."""
+    """Sort key of natural order: slot 10 comes after slot 9."""
     return tuple(
         (int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", named[0])
     )

@@ -13,7 +13,7 @@ from m3pc.types import InputError
 
 X = TypeVar("X")
 
-DEADLINE = 20.0  # seconds for an answer
+DEADLINE = 20.0  # seconds to wait for an answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Alert:
 
 
 class MetricsSource(Protocol):
-    """A wrong expression raises an InputError."""
+    """A source of series and alerts. A wrong expression raises an InputError."""
 
     def range(self, expression: str, start: float, end: float, step: float) -> list[Series]: ...
     def instant(self, expression: str, at: float) -> list[Series]: ...

@@ -1,6 +1,6 @@
 """Starts and stops Prometheus, and Grafana where it is installed, for the runs of this machine.
 
-They go on when the shell that started them is closed; FOLDER/processes.json lists them.
+The services outlive the shell that started them; FOLDER/processes.json lists them.
 """
 
 import json
@@ -25,18 +25,18 @@ from m3pc.types import InputError
 
 PROCESSES, CONFIG = "processes.json", "prometheus.yml"
 READY_SECONDS, END_SECONDS, PAUSE = 60.0, 20.0, 0.1
-NODE_EXPORTER = 9100  # its port
+NODE_EXPORTER = 9100  # port of the node exporter
 RETENTION = "30d"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitoringService:
-    """A process that was started here."""
+    """A service process that this module started."""
 
     name: str
     pid: int
-    began: str  # start time by the kernel's clock, since a pid is used again
-    url: str  # "" if it has no page for people
+    began: str  # start time by the kernel's clock, since pids are reused
+    url: str  # address of the service's web page
 
 
 def shipped_folder() -> Path:
@@ -52,7 +52,7 @@ def shipped_folder() -> Path:
 def start_services(
     folder: Path, targets: Sequence[Path], *, port: int = 9090, grafana_port: int = 3000
 ) -> list[MonitoringService]:
-    """Start the services that do not run yet; all that run then."""
+    """Start the services that do not run yet and return all running services."""
     services = {service.name: service for service in running_services(folder)}
     folder.mkdir(parents=True, exist_ok=True)
     for target in targets:
@@ -71,7 +71,7 @@ def start_services(
 
 
 def stop_services(folder: Path) -> list[MonitoringService]:
-    """Stop the running services; those that ran."""
+    """Stop the running services and return them."""
     services = running_services(folder)
     for service in services:
         os.kill(service.pid, signal.SIGTERM)
@@ -85,7 +85,7 @@ def stop_services(folder: Path) -> list[MonitoringService]:
 
 
 def running_services(folder: Path) -> list[MonitoringService]:
-    """The services that were started here and still run."""
+    """The services listed in the folder that still run."""
     try:
         entries: Any = json.loads((folder / PROCESSES).read_text(encoding="utf-8"))
         services = [MonitoringService(**entry) for entry in entries]
@@ -99,7 +99,7 @@ def running_services(folder: Path) -> list[MonitoringService]:
 def configuration(
     folder: Path, targets: Sequence[Path], *, port: int, scrape: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """The shipped Prometheus configuration with the paths of this machine; `scrape` replaces its
+    """The shipped Prometheus configuration with this machine's paths; `scrape` replaces its
     intervals."""
     config: dict[str, Any] = yaml.safe_load((shipped_folder() / CONFIG).read_text(encoding="utf-8"))
     config["rule_files"] = [str(shipped_folder() / pattern) for pattern in config["rule_files"]]
@@ -140,7 +140,7 @@ def _prometheus(folder: Path, targets: Sequence[Path], port: int) -> MonitoringS
 
 
 def _node_exporter(folder: Path) -> MonitoringService | None:
-    """Start it unless it is not installed or its port is taken, probably by one that runs."""
+    """Start the node exporter if it is installed and its port is free; one may run already."""
     program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
     if program is None or not _is_free(NODE_EXPORTER):
         return None
@@ -189,7 +189,7 @@ def _started(
     page: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> MonitoringService:
-    """Start a service and wait until it answers. Its output is in a file of the folder."""
+    """Start a service and wait until it answers. Its output goes to a file in the folder."""
     if not _is_free(port):
         raise InputError(f"port {port} is taken, so {name} cannot have it; give another port")
     log = folder / f"{name.replace(' ', '-')}.log"
@@ -211,7 +211,7 @@ def _started(
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             raise InputError(f"{name} does not start: {' '.join(last)}; see {log}")
         time.sleep(PAUSE)
-    process.returncode = 0  # it stays: no ResourceWarning when this object is deleted
+    process.returncode = 0  # the process stays: avoid a ResourceWarning when this object is deleted
     return MonitoringService(
         name=name, pid=process.pid, began=start_time(process.pid), url=url + page
     )

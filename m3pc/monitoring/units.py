@@ -1,9 +1,9 @@
-"""Numbers as text in Grafana's units, and the ticks of an axis."""
+"""Formats numbers in Grafana's units and places the ticks of an axis."""
 
 import math
 from datetime import UTC, datetime
 
-UnitScale = tuple[tuple[float, str], ...]  # sizes and their names, the largest first
+UnitScale = tuple[tuple[float, str], ...]  # (size, name), the largest first
 _SHORT: UnitScale = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _BYTES: UnitScale = (
     (2.0**40, "TiB"),
@@ -20,12 +20,12 @@ _SECONDS: UnitScale = (
     (1e-3, "ms"),
     (1e-6, "µs"),
 )
-# Distances between ticks of time, in seconds.
+# Seconds between two ticks of a time axis.
 _TIMES = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 _DAY = 86400.0
 
 
-# By unit: a factor, the scale of the result, and a suffix.
+# unit -> factor, scale of the result, suffix
 _PLAIN: UnitScale = ((1.0, ""),)
 UNITS: dict[str, tuple[float, UnitScale, str]] = {
     "s": (1.0, _SECONDS, ""),
@@ -42,7 +42,7 @@ UNITS: dict[str, tuple[float, UnitScale, str]] = {
 
 
 def format_value(value: float, unit: str, decimals: int | None = None) -> str:
-    """With three significant digits, or with so many decimals."""
+    """Format with three significant digits, or with `decimals` digits after the point."""
     if not math.isfinite(value):
         return "-"
     factor, scale, suffix = UNITS.get(unit, UNITS["none"])
@@ -67,7 +67,7 @@ def _digits(value: float, decimals: int | None) -> str:
 def axis_ticks(
     low: float, high: float, *, max_ticks: int, unit: str, integers: bool = False
 ) -> list[float]:
-    """Evenly spaced round numbers from `low` to `high`; `integers` allows no fractions."""
+    """Evenly spaced round numbers from `low` to `high`, integers if `integers` is set."""
     step = _round_step((high - low) / max_ticks, unit)
     step = math.ceil(step) if integers or unit == "bytes" else step
     first = math.ceil(low / step - 1e-9)
@@ -85,7 +85,7 @@ def _round_step(minimum: float, unit: str) -> float:
 
 
 def time_ticks(start: float, end: float, *, max_ticks: int) -> list[tuple[float, str]]:
-    """Times and their labels, in UTC."""
+    """Round times from `start` to `end` (seconds since 1970) and their labels, in UTC."""
     minimum = (end - start) / max_ticks
     days = math.ceil(minimum / _DAY) * _DAY
     step = next((float(step) for step in _TIMES if step >= minimum), days)

@@ -54,8 +54,8 @@ class FinetuneComparison:
 def comparison_jobs(
     path: Path, ready: Sequence[EvaluationJob]
 ) -> tuple[EvaluationJob, EvaluationJob]:
-    """The evaluation before finetuning, which is that one of `ready` that has the run's own
-    planner, and the same with the weights of the run's newest checkpoint."""
+    """Two evaluations with the run's planner: the one before finetuning, taken from `ready`, and
+    the same with the weights of the run's newest checkpoint."""
     run, after = open_run(path), checkpoint.read(path)
     _check_start(run, ready[0])
     mode, ratio = run.config.planner.mode, run.config.conditioning.evaluation_ratio
@@ -96,7 +96,7 @@ def _has_planner(job: EvaluationJob, theirs: Config) -> bool:
 
 
 def _check_planner(path: Path, before: EvaluationJob, config: Config) -> None:
-    """Refuse a planner whose settings differ: only the weights may."""
+    """Refuse a planner whose settings differ: only the weights may differ."""
     ours, theirs = flatten(before.policy.config), flatten(config)
     for name in ours:
         planned = name.startswith("planner.") or name == "conditioning.evaluation"

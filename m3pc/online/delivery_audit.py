@@ -1,4 +1,4 @@
-"""Compares the episodes that actors list as acknowledged with the store: each once, same bytes."""
+"""Checks that each episode listed by actors as acknowledged is stored once, with the same bytes."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from replay.store.store import Store
 class DeliveryAudit:
     """Numbers of episodes, and the keys of those with a fault."""
 
-    acknowledged: int  # by the actors' own logs
+    acknowledged: int  # according to the actors' own logs
     stored: int
     lost: list[AppendKey] = field(default_factory=list)  # acknowledged, but not stored
     duplicated: list[AppendKey] = field(default_factory=list)  # stored more than once
@@ -46,7 +46,7 @@ class DeliveryAudit:
 
 
 def audit_deliveries(run: Path) -> DeliveryAudit:
-    """Audit a run with fleet.receipts. While it runs, too: the logs are read before the store."""
+    """Audit a run with fleet.receipts, even while it runs: the logs are read before the store."""
     opened = open_run(run)
     if opened.config.fleet.keep_episodes:
         raise InputError(
@@ -91,7 +91,7 @@ def _read_ack_logs(folder: Path) -> dict[AppendKey, str]:
 
 
 def _gaps(keys: Counter[AppendKey]) -> list[AppendKey]:
-    """Missing episodes of which a later one of the same producer is stored."""
+    """Missing episodes before a stored one of the same producer."""
     newest: dict[tuple[int, int], int] = {}
     for slot, incarnation, sequence in keys:
         newest[slot, incarnation] = max(newest.get((slot, incarnation), 0), sequence)

@@ -29,17 +29,17 @@ def evaluate_run(
 
 
 def is_due(previous: int, steps: int, *, every: int, last: bool) -> bool:
-    """Whether to evaluate after `steps` steps if the previous evaluation was after `previous` (-1:
-    there was none): every so many steps, and at the end of a run."""
+    """Whether to evaluate after `steps` steps if the previous evaluation was after `previous` steps
+    (-1: none): at least one multiple of `every` was passed, or the run has ended."""
     return steps // every > previous // every or (last and steps > previous)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """What metrics.jsonl keeps of an evaluation."""
+    """The part of an evaluation that metrics.jsonl keeps."""
 
     numbers: dict[str, float]
-    returns: list[float]  # of the episodes, by number
+    returns: list[float]  # one per episode, by number
 
 
 def evaluation_record(evaluation: Evaluation, updates: int) -> EvaluationRecord:

@@ -1,4 +1,4 @@
-"""What a run collected while it learned: the returns of its episodes, in the order of arrival.
+"""Returns of the episodes that a run collected, in the order of arrival.
 
 K is the number of episodes that terminated or were truncated.
 """
@@ -19,7 +19,7 @@ from m3pc.types import InputError, Integers
 from replay.format import manifest
 from replay.store.store import Store
 
-PARTS = 3  # into which a report divides a run, by environment steps
+PARTS = 3  # a report divides the environment steps of a run into so many parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +37,12 @@ class CurvePart:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
     name: str
-    explorer: str  # how it explored, for a title
-    unit: str  # of returns and levels
-    steps: int  # in the environment, including those of aborted episodes
-    ends: Integers  # [K] steps of the run at the end of each
+    explorer: str  # how the run explored, for a title
+    unit: str  # unit of `returns` and `offline`
+    steps: int  # environment steps, including those of aborted episodes
+    ends: Integers  # [K] environment steps of the run when the episode ended
     returns: NDArray[np.float64]  # [K]
-    aborted: int  # episodes, left out
+    aborted: int  # number of aborted episodes, which are left out
     offline: float | None  # mean return of the first evaluation, before the first update
 
     def parts(self) -> list[CurvePart]:
@@ -74,7 +74,7 @@ class Exploration:
 
 
 def read_exploration(run: OnlineRun) -> Exploration:
-    """From the run's store and its first evaluation; as D4RL scores if the environment has them."""
+    """Read the run's store and first evaluation, as D4RL scores if the environment has them."""
     if not (run.replay / manifest.NAME).exists():
         raise InputError(f"{run.path} has collected nothing yet; start it with m3pc resume")
     store = Store(run.replay)
@@ -101,7 +101,7 @@ def offline_level(run: OnlineRun) -> float | None:
 
 
 def score_unit(run: OnlineRun) -> str:
-    """The unit of what `scaled` returns."""
+    """The unit of a `scaled` return."""
     return "return" if normalised_score(run.info.env, 0.0) is None else "score"
 
 

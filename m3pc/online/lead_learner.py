@@ -1,8 +1,8 @@
 """Learners that share each batch: the lead learner decides, its followers do the same.
 
 Only the lead learner asks how many updates are allowed, publishes and writes checkpoints. It sends
-a command before everything that it does with its trainer, and its followers wait for nothing else.
-So it must send one within the deadline of the group; looking for new episodes is enough.
+a command before each refresh or update of its trainer; followers only wait for commands. Commands
+must not be further apart than the deadline of the group: a REFRESH is enough.
 """
 
 import time
@@ -13,7 +13,7 @@ from m3pc.online.run_folder import OnlineRun
 from m3pc.online.trainer import Trainer
 from m3pc.telemetry.recorder import Recorder
 
-AGREE_SECONDS, PAUSE = 60.0, 0.2  # for all to see the same episodes; between two attempts
+AGREE_SECONDS, PAUSE = 60.0, 0.2  # limit for agreeing on the episodes; pause between attempts
 
 
 class LearnerCommand(IntEnum):
@@ -23,7 +23,7 @@ class LearnerCommand(IntEnum):
 
 
 class LeadLearner:
-    """The trainer of rank 0. In a group of one it is a trainer and no more."""
+    """Runs the trainer of rank 0 and commands the followers, if there are any."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class LeadLearner:
         self.refresh()
 
     def refresh(self) -> None:
-        """Let all learners see the same collected episodes. Retention or a withdrawal may change
-        them between two reads of the store: then all read it again."""
+        """Let all learners see the same collected episodes. If retention or a withdrawal changes
+        the store between their reads, all read it again."""
         end = time.monotonic() + self._agree_seconds
         while True:
             self._visible = self.trainer.count_collected()
@@ -58,7 +58,7 @@ class LeadLearner:
             time.sleep(PAUSE)
 
     def update(self) -> None:
-        """The next update, on all learners."""
+        """Do the next update, on all learners."""
         self._group.broadcast([LearnerCommand.UPDATE, 0])
         self.trainer.update()
 

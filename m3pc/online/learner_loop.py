@@ -23,26 +23,26 @@ from m3pc.types import (
     StoreUnavailableError,
 )
 
-UPDATES_PER_PERMIT = 16  # requested from the store at once
+UPDATES_PER_PERMIT = 16  # updates requested from the store at once
 PAUSE = 0.2  # seconds between requests, while no update is allowed
-START_SECONDS = 60.0  # for the coordinator to assign an epoch
+START_SECONDS = 60.0  # longest wait until the coordinator assigns an epoch
 
 log = logging.getLogger(__name__)
 
 
 class UpdateBudget(Protocol):
     def may_update(self, epoch: int, done: int, total: int) -> int:
-        """How many updates, at most `total`, may have been done in all; the call may wait a moment
-        for more."""
+        """The number of updates allowed since the run began, at most `total`. The call may wait a
+        moment for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerStatus:
     updates: int
     epoch: int
-    waiting: bool  # for episodes
-    idle_seconds: float  # since it last began an update or a request
-    error: str  # why it ended; "" while it works
+    waiting: bool  # True: no update is allowed before more episodes arrive
+    idle_seconds: float  # since the last update or request began
+    error: str  # why the work ended; "" while it goes on
 
 
 class LearnerLoop:
@@ -76,7 +76,7 @@ class LearnerLoop:
             keep=self._online.keep,
             recorder=self.recorder,
         )
-        self._publish()  # so that the epoch is on disk too, in case the coordinator loses it
+        self._publish()  # puts the epoch on disk too, in case the coordinator loses it
 
     def work(self, stop: Event) -> None:
         """Learn until `stop` is set; then publish a last version and write a checkpoint."""

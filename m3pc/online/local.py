@@ -38,7 +38,7 @@ from replay.server.schedule import schedule_of
 from replay.store.store import Store
 from replay.writing.writer import Writer, WriterOptions
 
-SLOT, INCARNATION = 0, 0  # of the only producer
+SLOT, INCARNATION = 0, 0  # the only producer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class LocalTrainer:
         self._schedule = schedule_of(run.config.online, run.info.max_episode_steps)
 
     def train(self, envs: FloatVectorEnv, log: RunLog, on_progress: OnProgress) -> None:
-        """Rounds until all steps are collected and their updates are done."""
+        """Repeat rounds until all steps are collected and their updates are done."""
         while True:
             # Learn: as many updates as the collected steps owe.
             owed = self._schedule.owed(self.steps, self.episodes)

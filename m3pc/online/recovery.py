@@ -1,4 +1,4 @@
-"""What a run's disk knows, for a coordinator that has lost its own records.
+"""Reads from a run's folder what a coordinator needs after it lost its own records.
 
 RUN/replay/                            the newest incarnation of each producer
 RUN/weights/EPOCH-NUMBER.safetensors   published weights; the pointer names the newest
@@ -12,7 +12,7 @@ from m3pc.types import Pointer, RecoveredState, Version
 from replay.format import manifest
 from replay.store.store import read_producers
 
-REPLAY, WEIGHTS = "replay", "weights"  # folders of a run; the second is also the pointer's name
+REPLAY, WEIGHTS = "replay", "weights"  # folders of a run; WEIGHTS is also the pointer's name
 NAME = re.compile(r"([0-9]{1,19})-([0-9]{1,19})\.safetensors")
 
 

@@ -1,6 +1,6 @@
 """The pictures in the folder of a finished run.
 
-RUN/curve.png        its evaluations, and the policy's entropy beside its bound
+RUN/curve.png        the evaluations, and the policy's entropy beside its bound
 RUN/exploration.png  the collected returns beside the offline level
 """
 

@@ -18,14 +18,14 @@ from m3pc.types import InputError
 
 STATUS, WANTED = "status.json", "wanted.json"
 ACTOR_LIMIT = 100_000
-STATUS_SECONDS = 60.0  # a status that is older is not of a live driver
-IN_FILE = {"min_actors": "least", "max_actors": "most"}  # fields that wanted.json calls otherwise
+STATUS_SECONDS = 60.0  # an older status is not from a live driver
+IN_FILE = {"min_actors": "least", "max_actors": "most"}  # fields with other names in wanted.json
 OF_FILE = {theirs: ours for ours, theirs in IN_FILE.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredState:
-    """What users want the driver to do. None: as the settings say."""
+    """The users' wishes for the driver. None: the settings apply."""
 
     actors: int | None = None  # a fixed number, without autoscaling
     min_actors: int | None = None  # bounds of autoscaling
@@ -55,8 +55,7 @@ def request(
     bounds: tuple[int, int] | None = None,
     stop: bool | None = None,
 ) -> DesiredState:
-    """Change the desired state; what is not given stays. A number of actors ends autoscaling,
-    bounds begin it."""
+    """Change the given parts of the desired state. `actors` ends autoscaling, `bounds` begin it."""
     state = read_desired_state(run)
     if actors is not None:
         state = replace(state, actors=actors, min_actors=None, max_actors=None)
@@ -70,7 +69,7 @@ def request(
 
 
 def read_desired_state(run: Path) -> DesiredState:
-    """What `request` wrote; the defaults before the first request."""
+    """The state that `request` wrote; the defaults before the first request."""
     try:
         fields = json.loads((run / WANTED).read_text(encoding="utf-8"))
         return DesiredState(**{OF_FILE.get(name, name): x for name, x in fields.items()})
@@ -100,7 +99,7 @@ def read_status(run: Path) -> dict[str, Any]:
 
 
 def has_driver(status: Mapping[str, Any]) -> bool:
-    """Whether the status is of a live driver; a lock-step run has none and writes no status."""
+    """Whether a live driver wrote the status; a lock-step run writes none."""
     age: float = abs(time.time() - status.get("time", 0.0))
     return bool(status["driven"]) and age < STATUS_SECONDS
 

@@ -1,9 +1,9 @@
 """The folder of an online run, in which its processes on any machine find what they need.
 
-RUN/run.json       what it started from: data, environment
+RUN/run.json       what the run started from: data, environment, digest of the weights
 RUN/config.yaml    the settings
-RUN/checkpoints/   of the learner, by update
-RUN/offline/       the weights that it started from; checkpoint 0 is deleted in time
+RUN/checkpoints/   the learner's checkpoints, by update
+RUN/offline/       the initial weights, which stay when checkpoint 0 is deleted
 RUN/replay/        the collected episodes
 RUN/weights/       the published versions
 RUN/metrics.jsonl  one line per report; TensorBoard's event files are beside it
@@ -33,23 +33,23 @@ from replay.store.store import Store
 
 FORMAT = 1
 INFO, SETTINGS, CHECKPOINTS, OFFLINE = "run.json", "config.yaml", "checkpoints", "offline"
-IN_FILE = {"max_episode_steps": "horizon"}  # fields that run.json calls otherwise
+IN_FILE = {"max_episode_steps": "horizon"}  # fields with other names in run.json
 OF_FILE = {theirs: ours for ours, theirs in IN_FILE.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
-    """What a run started from; never changes."""
+    """The origin of a run; never changes."""
 
     format: int
-    id: str  # of the run, in the names of its processes
+    id: str  # part of the names of the run's processes
     data: str  # path of the logged episodes
-    checksum: str  # of their manifest
+    checksum: str  # checksum of the data's manifest
     env: str
     states: int
     actions: int
     max_episode_steps: int
-    split_seed: int  # with which pretraining chose the held-out episodes
+    split_seed: int  # pretraining chose the held-out episodes with this seed
     source: str  # digest of the initial weights
 
 
@@ -73,7 +73,7 @@ class OnlineRun:
 
     @property
     def header(self) -> Header:
-        """Of the store that the run collects into."""
+        """The header of the store that the run collects into."""
         info = self.info
         return Header(
             states=info.states,

@@ -13,9 +13,9 @@ class Staleness:
     """Records each collected episode once, when the learner sees it for the first time."""
 
     def __init__(self, recorder: Recorder, before: Iterable[Segment]) -> None:
-        """Episodes that arrived `before` this learner started are not recorded again."""
+        """Episodes in `before` arrived before this learner started and are not recorded again."""
         self._recorder = recorder
-        self._last: dict[tuple[int, int], int] = {}  # sequence, by slot and incarnation
+        self._last: dict[tuple[int, int], int] = {}  # last sequence, by slot and incarnation
         self._known: WeakSet[Segment] = WeakSet()
         for segment in before:
             self._new_versions(segment)
@@ -32,7 +32,7 @@ class Staleness:
                     self._recorder.observe(STALENESS, max(ahead, 0))
 
     def _new_versions(self, segment: Segment) -> list[int]:
-        """Of the episodes that no earlier segment had: those of a log return in a segment."""
+        """The versions of new episodes. Episodes of a log come again in a segment: not new then."""
         assert segment.keys is not None, "collected episodes have producers"
         versions = []
         for key, version in zip(segment.keys.tolist(), segment.versions.tolist(), strict=True):

@@ -70,8 +70,8 @@ class Trainer:
         visible_episodes: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Continues from the newest complete checkpoint. `visible_episodes` says how many of the
-        collected episodes may be sampled; without it, all of them."""
+        """Continues from the newest complete checkpoint. `visible_episodes()` is the number of
+        collected episodes that may be sampled (default: all)."""
         self.run, self.config, self._clock = run, run.config, clock
         self.recorder = recorder or Recorder()
         prepare_compute(self.config.compute)
@@ -128,13 +128,13 @@ class Trainer:
         )
 
     def count_collected(self) -> int:
-        """How many episodes have been collected by now, also those after the last `refresh`."""
+        """Number of episodes collected so far, including those after the last `refresh`."""
         self._collected = self._collected.latest()
         return len(self._collected.lengths)
 
     def fingerprint(self) -> int:
-        """A checksum of the number of updates and of the episodes that may be sampled: learners
-        that share batches compare it."""
+        """A checksum of the number of updates and of the episodes that may be sampled. Learners
+        that share batches compare their checksums."""
         checksum = zlib.crc32(str(self.updates).encode())
         for source in (*self.windows.sources, *self.transitions.sources):
             chosen = drawable(source.view)
@@ -149,8 +149,8 @@ class Trainer:
         self._staleness.poll(self._joined.online.segments, self.updates)
 
     def update(self) -> dict[str, float]:
-        """The next update: sample, learn, record. One whose loss or gradient is not finite is
-        skipped and returns no numbers."""
+        """Sample, learn, record. If a loss or gradient is not finite, the update is skipped and
+        returns no numbers."""
         number, start = self.updates, self._clock()
         # Batches are functions of their numbers; the critic has several in each update.
         first = number * self.config.online.critic_updates
@@ -169,7 +169,7 @@ class Trainer:
         return numbers
 
     def record_values(self) -> None:
-        """V and Q beside the observed returns, on collected steps, if there are any."""
+        """Record V, Q and the observed returns on collected steps, if there are any."""
         source = self.transitions.source("online")
         if source.view.lengths[drawable(source.view)].any():
             collected = self._mixture([dataclasses.replace(source, min_steps=0)], MEASURED_BATCH)
@@ -178,7 +178,7 @@ class Trainer:
                 self.recorder.set(VALUES, means[f"{name}_mean"], name)
 
     def weights(self, epoch: int = 0) -> Weights:
-        """A copy as it is now; `epoch` is that of the learner that publishes it, else 0."""
+        """A copy of the current weights; `epoch` is the publishing learner's, or 0."""
         version = Version(epoch=epoch, number=self.updates)
         return self.learner.weights(version.packed, envelope=self._envelope)
 
@@ -219,7 +219,7 @@ class Trainer:
             last = checkpoint.read_newest(self.run.checkpoints)
             # The count of updates goes on: the same batches would diverge again.
             self.learner.restore(last.weights, last.training)
-            self._group.barrier()  # before the first learner replaces what others still read
+            self._group.barrier()  # all have read the checkpoint before any learner replaces it
             self.recorder.add(ROLLBACKS)
             log.warning("event=rolled-back to=%d at=%d", _updates(last), number)
 

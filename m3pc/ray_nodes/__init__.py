@@ -1,6 +1,6 @@
 """Optional: Ray clusters that m3pc starts itself (`m3pc node`) and supervises without systemd,
 KubeRay or `ray up`.
 
-A cluster that was started in any other way works as well, by `--address`. Runs need only
-`connection.py` from here.
+Clusters that were started in another way work as well, with `--address`; runs need only
+`connection.py` of this package.
 """

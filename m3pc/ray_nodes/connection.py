@@ -1,4 +1,4 @@
-"""A connection to Ray: a private cluster on this machine, or one that runs already."""
+"""Connects to Ray: a private cluster on this machine, or a running cluster."""
 
 import logging
 import os
@@ -13,15 +13,15 @@ from typing import Any
 from m3pc.core.token_file import MODE, PATH, TOKEN, make_token, require_token_mode
 from m3pc.types import InputError
 
-# The only node address with which Ray listens on loopback alone: it treats any other, 127.0.0.2
-# too, as one that other machines use. Where clusters are enabled, Ray even replaces this address by
-# one that others can reach, so clusters are disabled for this process.
+# Ray listens on loopback alone only if the node's address is 127.0.0.1; it assumes that other
+# machines use any other address, even 127.0.0.2. If clusters are enabled, Ray replaces 127.0.0.1 by
+# a reachable address, so clusters are disabled for this process.
 LOOPBACK, LOCAL_NAMES = "127.0.0.1", ("127.0.0.1", "localhost")
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 CONNECT_SECONDS = 5.0
 CLIENT, CLIENT_TRIES = "ray://", 3
-OBJECT_STORE = 256 << 20  # bytes; data is kept in files, and messages are small
-# Defaults: variables that the user has set win.
+OBJECT_STORE = 256 << 20  # bytes; small, since data is in files and messages are short
+# Defaults; variables that the user has set win.
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_health_check_initial_delay_ms": "1000",
@@ -29,7 +29,7 @@ SETTINGS = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "10",
     "RAY_worker_num_grpc_internal_threads": "1",
-    "RAY_prestart_worker_first_driver": "0",  # else one for each logical CPU
+    "RAY_prestart_worker_first_driver": "0",  # Ray's default starts one per logical CPU
     "RAY_ROTATION_MAX_BYTES": "20000000",
     "RAY_ROTATION_BACKUP_COUNT": "2",
     "RAY_memory_usage_threshold": "0.95",
@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 
 def prepare_environment(address: str | None) -> None:
-    """Call it before Ray is imported, which reads its settings then. A private cluster always
-    requires its token; for a cluster that is joined, the user's settings decide."""
+    """Call this before importing Ray, which then reads its settings. A private cluster always
+    requires a token; otherwise the user's settings decide."""
     if address is None:
         require_token_mode(os.environ, "unset it: a private cluster has a token of its own")
     own = {MODE: "token"} if address is None or PATH in os.environ else {}
@@ -57,16 +57,15 @@ def connected(
     gpus: int | None = None,
     logs: Path | None = None,
 ) -> Iterator[None]:
-    """Connect to Ray for as long as the block runs. Without an address: start a private cluster,
-    which requires a token and ends with the block; the logs of its processes are copied to the
-    folder `logs`."""
+    """Connect to Ray during the block. Without an address, start a private cluster that requires a
+    token and ends with the block; the logs of its processes are copied to the folder `logs`."""
     prepare_environment(address)
     if address is not None:
         _require_listener(address)
         with _session(address=address, namespace=namespace):
             yield
         return
-    # A short name: the paths of Ray's sockets in it are limited to 107 bytes. Its mode is 0700.
+    # The name is short: paths of Ray's sockets in this folder may have 107 bytes. Mode is 0700.
     with (
         TemporaryDirectory(prefix="m3pc-", dir="/tmp", ignore_cleanup_errors=True) as name,
         _token((folder := Path(name)) / "token"),
@@ -90,8 +89,8 @@ def _session(**options: Any) -> Iterator[None]:
 
 
 def _connect(**options: Any) -> None:
-    """By ray:// in several tries: sometimes Ray's client server cannot start the process that
-    serves a new client, and fails after half a minute."""
+    """Initialise Ray; try ray:// several times. Its client server sometimes cannot start the
+    process for a new client and fails after half a minute."""
     import ray
 
     address = options["address"]
@@ -107,7 +106,7 @@ def _connect(**options: Any) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Fail at once; Ray itself would try for minutes."""
+    """Fail at once if nothing listens; Ray itself would try for minutes."""
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
     if not (host and port.isdecimal()):
         return  # "auto", which Ray resolves or refuses at once
@@ -140,7 +139,7 @@ def _kept_logs(ray_folder: Path, to: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _token(path: Path) -> Iterator[None]:
-    """Token authentication, with a new token, for processes that start within the block."""
+    """Make processes that start within the block authenticate with a new token."""
     make_token(path)
     before = {name: os.environ.pop(name) for name in (PATH, TOKEN) if name in os.environ}
     os.environ[PATH] = str(path)
@@ -159,12 +158,12 @@ def _loopback_only(address: str) -> Iterator[None]:
     constants: Any = ray_constants
     named = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
     local = named == "local" or named.rpartition(":")[0] in LOCAL_NAMES
-    # For this process, whose Ray has read its variables already.
+    # This process's Ray has read its variables already.
     constants.ENABLE_RAY_CLUSTER = not local and constants.env_bool(
         constants.ENABLE_RAY_CLUSTERS_ENV_VAR, not constants.IS_WINDOWS_OR_OSX
     )
     before = {name: os.environ.get(name) for name in LOOPBACK_ONLY}
-    os.environ.update(LOOPBACK_ONLY if local else {})  # for the processes that it starts
+    os.environ.update(LOOPBACK_ONLY if local else {})  # child processes read these
     try:
         yield
     finally:
@@ -175,8 +174,8 @@ def _loopback_only(address: str) -> Iterator[None]:
 
 @contextmanager
 def _umask(mask: int) -> Iterator[None]:
-    """Files that Ray creates are readable by their owner only. Ray gives its own folders mode 0777
-    whatever the mask is; those lie in a folder of mode 0700."""
+    """Set the umask, so that only the owner can read Ray's files. Ray's own folders get mode 0777
+    despite the umask, but lie in a folder of mode 0700."""
     before = os.umask(mask)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Redis as the storage of Ray's GCS (tables of nodes and actors), which so outlives its process.
+"""Redis as the storage of Ray's GCS: the tables of nodes and actors outlive the GCS process.
 
-Each start of a head has a Redis namespace of its own, so that the next cluster does not restore the
-nodes and actors of an earlier one.
+Each start of a head uses a new Redis namespace, so a new cluster does not restore the nodes and
+actors of an earlier one.
 """
 
 import logging
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 VARIABLE, PASSWORD = "M3PC_RAY_REDIS", "RAY_REDIS_PASSWORD"
 EXPECTED = "give redis://[USER:PASSWORD@]HOST:PORT or rediss://..."
 NAMESPACE = "namespace"  # file in the node's folder
-PATIENCE = 5.0  # seconds for an answer of Redis
+PATIENCE = 5.0  # seconds to wait for Redis
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcsStore:
-    """The Redis of a head, and the namespace of this start."""
+    """The address of a head's Redis and the namespace of this start."""
 
     host: str
     port: int
@@ -92,7 +92,7 @@ class GcsStore:
 
 
 def parse_gcs_store(url: str) -> GcsStore:
-    """From a URL. Messages do not quote it, since it may hold a password."""
+    """Parse a URL. Errors do not quote it, since it may hold a password."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -116,8 +116,8 @@ def parse_gcs_store(url: str) -> GcsStore:
 
 
 def record_namespace(store: GcsStore, folder: Path) -> None:
-    """Write its namespace into the node's folder. If a head that was killed left one there, its
-    data is removed from Redis."""
+    """Write the namespace into the node's folder. If a killed head left its namespace there, remove
+    that head's data from Redis."""
     path = folder / NAMESPACE
     if path.exists() and (before := path.read_text().strip()):
         replace(store, namespace=before).clear()

@@ -1,4 +1,4 @@
-"""The settings of a Ray node on this machine, as a command and its environment."""
+"""The settings of a Ray node on this machine, and the command and environment they result in."""
 
 import ipaddress
 import json
@@ -18,11 +18,11 @@ from m3pc.ray_nodes.ports import LOCALHOST, NodePorts
 from m3pc.types import InputError
 
 ROLES = ("actor", "planner", "learner")
-# Units of a role's resource that a node offers. A process takes a thousandth of one unit: the
-# resource only says where a process may run.
+# Units of a role resource that a node offers. A process takes 0.001 units: the resource only
+# determines where processes may run.
 ROLE_CAPACITY = 1000
 FOLDER_VARIABLE = "M3PC_NODE"  # names the node's folder in the environment of its processes
-RAY_FOLDER = "r"  # in the node's folder; short, because Ray's sockets lie in it
+RAY_FOLDER = "r"  # in the node's folder; short, because Ray's socket paths contain it
 # Ray's sockets lie under .../r/session_DATE_TIME_PID/sockets/ and their paths may have 107 bytes.
 MAX_FOLDER_BYTES = 38
 INSECURE = "--insecure-without-token"
@@ -34,16 +34,16 @@ log = logging.getLogger(__name__)
 class Node:
     """A head, or a worker that joins one."""
 
-    head_address: str | None  # address of the head; None for a head
+    head_address: str | None  # None for a head
     ip: str
     ports: NodePorts
     folder: Path
-    token: Path | None  # file of the token; None: no authentication
+    token: Path | None  # token file; None: no authentication
     roles: Sequence[str] = ()
-    cpus: int | None = None  # None: as many as there are
+    cpus: int | None = None  # None: Ray detects them; the same for `gpus`
     gpus: int | None = None
     object_store: int = OBJECT_STORE  # bytes
-    store: GcsStore | None = None  # of the GCS of a head; None: in its memory
+    store: GcsStore | None = None  # a head's GCS keeps its tables here; None: in memory
 
     @property
     def is_head(self) -> bool:
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Of the cluster."""
+        """The address of the cluster."""
         return self.head_address or f"{self.ip}:{self.ports.by_name['gcs']}"
 
     @property
@@ -74,8 +74,8 @@ class Node:
         ]
 
     def environment(self, outside: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The caller's environment without its settings of authentication and Redis, which are
-        this node's. The `python` of a job is the one that runs this."""
+        """The caller's environment, with this node's settings of authentication and Redis. Jobs
+        get the `python` that runs this process."""
         variables = {**SETTINGS, **(os.environ if outside is None else outside)}
         for name in (MODE, TOKEN, PATH, PASSWORD, VARIABLE, "RAY_REDIS_ADDRESS", "RAY_ADDRESS"):
             variables.pop(name, None)
@@ -107,8 +107,8 @@ def require_authentication(environment: Mapping[str, str], *, insecure: bool) ->
 
 
 def check_ip(host: str, environment: Mapping[str, str]) -> str:
-    """The address of this machine that a name or number means. Log a warning if it is public and
-    the traffic is not encrypted."""
+    """Resolve a host to an address of this machine. Log a warning if the address is public and the
+    traffic is not encrypted, or if Ray would listen on all interfaces for it."""
     try:
         address = ipaddress.ip_address(socket.gethostbyname(host))
     except OSError as error:
@@ -150,7 +150,7 @@ def own_address(head: str) -> str:
 
 
 def default_folder(port: int) -> Path:
-    """A folder for each port, which does not survive a reboot."""
+    """A folder per port, which does not survive a reboot."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     name = f"m3pc-{os.getuid()}-{port}"
     path = Path(runtime) / name

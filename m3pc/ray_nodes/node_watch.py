@@ -1,9 +1,9 @@
-"""Supervises the processes of a Ray node until it is stopped; then exactly those processes end.
+"""Supervises the processes of a Ray node; when stopped, it ends exactly those processes.
 
-process       when it ends
-raylet        the node is lost, since Ray accepts none back: a head ends (69), a worker joins anew
-gcs_server    is restarted if its tables are in Redis; otherwise the cluster is lost (69)
-the others    are restarted
+process       what happens when it ends
+raylet        Ray does not take a lost node back: a head exits (69), a worker joins as a new node
+gcs_server    it is restarted if its tables are in Redis; otherwise the cluster is lost (69)
+the others    they are restarted
 """
 
 import logging
@@ -33,7 +33,7 @@ POLL_SECONDS = 0.1
 HEAD_TRIES = 3
 START_SECONDS, END_SECONDS = 120.0, 5.0
 BACKOFF = Backoff(first=1.0, longest=30.0)  # before a node joins again
-STEADY_SECONDS = 60.0  # after so long a time up, the back-off starts anew
+STEADY_SECONDS = 60.0  # the back-off starts anew after the node was up for so long
 GCS, RAYLET = "gcs_server", "raylet"
 START_LOG, LAST_LINES = "start.log", 15
 
@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 
 
 def run_node(node: Node, on_up: Callable[[], None]) -> int:
-    """Run a node until a signal: its exit code. `on_up` is called whenever it has started."""
+    """Run a node until a signal and return the exit code. `on_up` is called after each start."""
     with locked(node.folder):
         end_leftovers(node.folder)
         node.ports.require_free(node.ip, head=node.is_head)
-        shutil.rmtree(node.folder / RAY_FOLDER, ignore_errors=True)  # of an earlier node
+        shutil.rmtree(node.folder / RAY_FOLDER, ignore_errors=True)  # left by an earlier node
         if node.store is None:
             return NodeWatch(node, on_up).run()
         node.store.check()
@@ -58,7 +58,7 @@ def run_node(node: Node, on_up: Callable[[], None]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeService:
-    """How a process of the node was started, to restart it."""
+    """A process of the node: how to start it again."""
 
     name: str
     command: list[str]
@@ -72,7 +72,7 @@ class NodeService:
 
 
 class NodeWatch:
-    """Starts the processes of a node, restarts those that end, and ends all of them."""
+    """Starts the processes of a node, restarts them if they end, and finally ends them all."""
 
     def __init__(
         self, node: Node, on_up: Callable[[], None], clock: Callable[[], float] = time.monotonic
@@ -84,7 +84,7 @@ class NodeWatch:
         self._restarts: defaultdict[str, RestartPolicy] = defaultdict(RestartPolicy)
 
     def run(self) -> int:
-        """Until a signal (exit code 0) or until the node is lost for good (69)."""
+        """Run until a signal (returns 0) or until the node is lost (returns 69)."""
         processes.adopt_orphans()
         with handle_signals(self._signalled):
             try:
@@ -99,7 +99,7 @@ class NodeWatch:
             os._exit(TERMINATED)
 
     def _run_head(self) -> int:
-        """In several tries: Ray allows its processes half a minute, also on a busy machine."""
+        """Start, in up to HEAD_TRIES tries: on a busy machine Ray's limit of 30 s may pass."""
         for left in reversed(range(HEAD_TRIES)):
             failure = self._start()
             if not failure or self._signals:
@@ -114,7 +114,7 @@ class NodeWatch:
         return self._watch()
 
     def _run_worker(self) -> int:
-        """Join as often as needed: the head may be away or not started yet."""
+        """Join the head as often as needed: it may be away or not started yet."""
         failures = 0
         while not self._signals:
             failure = self._unreachable() or self._start()
@@ -133,7 +133,7 @@ class NodeWatch:
     # Starting
 
     def _start(self) -> str:
-        """Why it did not start; "" if it did."""
+        """Start the node. Return why it did not start; "" if it did."""
         path = self._node.folder / START_LOG
         with path.open("wb") as file:
             process = subprocess.Popen(
@@ -142,7 +142,7 @@ class NodeWatch:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+                start_new_session=True,  # only this process gets the terminal's Ctrl-C
             )
         until = self._clock() + START_SECONDS
         while process.poll() is None:
@@ -162,7 +162,7 @@ class NodeWatch:
         return ""
 
     def _unreachable(self) -> str:
-        """Why the head does not answer; "" if it does. Ray itself would try for half a minute."""
+        """Return why the head does not answer, or "". Ray itself would try for half a minute."""
         host, _, port = str(self._node.head_address).rpartition(":")
         try:
             socket.create_connection((host, int(port)), END_SECONDS).close()
@@ -216,15 +216,15 @@ class NodeWatch:
             time.sleep(POLL_SECONDS)
 
     def _end(self) -> None:
-        """The raylet first: it reports its end to the cluster, and ends its workers."""
+        """End the raylet first: it reports its end to the cluster and ends its workers."""
         raylets = [pid for pid, service in self._services.items() if service.name == RAYLET]
         processes.end_descendants(raylets, END_SECONDS)
         self._services = {}
 
 
 def end_leftovers(folder: Path) -> None:
-    """End the processes of a node whose supervisor was killed, since they hold its ports. Call it
-    under the folder's lock."""
+    """End processes that a killed supervisor left and that hold the node's ports. The caller holds
+    the folder's lock."""
     pids = processes.find_by_variable(FOLDER_VARIABLE, str(folder)) - {os.getpid()}
     if pids:
         log.warning("event=leftovers-ended folder=%s processes=%d", folder, len(pids))
@@ -244,7 +244,7 @@ def _services() -> dict[int, NodeService]:
 
 
 def _name(command: list[str]) -> str:
-    """The program's name; for Python, that of its script or module."""
+    """The name of the program; for Python, the name of its script or module."""
     program = Path(command[0]).name
     scripts = [word for word in command[1:] if word.endswith(".py") or word.startswith("ray.")]
     return program if program in {GCS, RAYLET} or not scripts else Path(scripts[0]).name

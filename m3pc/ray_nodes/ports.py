@@ -1,8 +1,8 @@
-"""Every port on which a Ray node listens: one table, for the command line, the tests and the docs.
+"""Table of all ports on which a Ray node listens, used by the command line, tests and docs.
 
-Ray binds all of them to loopback where the node's address is 127.0.0.1. With any other address
-most are bound to all interfaces of the machine, whatever Ray's options say: protect them by a
-firewall. All ports but the three of metrics require the token.
+If the node's address is 127.0.0.1, Ray binds all ports to loopback. With any other address it binds
+most of them to all interfaces, whatever its options say: protect them by a firewall. All ports but
+the three for metrics require the token; the agent's health check needs none.
 """
 
 import errno
@@ -14,9 +14,9 @@ from typing import Literal
 from m3pc.types import InputError
 
 LOCALHOST = "127.0.0.1"
-BLOCK = 1000  # ports of a node, with --ports-from
+BLOCK = 1000  # number of ports that a node takes with --ports-from
 LAST = 65535
-# Ray's client proxy starts a server for each client in this range, which is fixed in its code.
+# Ray's client proxy starts one server per client, in this range; Ray's code fixes the range.
 CLIENTS = range(23000, 24000)
 
 
@@ -25,9 +25,9 @@ class Port:
     """One row of the table."""
 
     name: str
-    number: int  # by default
-    option: str  # of `ray start`; an environment variable if in capitals
-    interfaces: Literal["all", "own", "loopback"]  # of a node that is not on loopback
+    number: int  # the default
+    option: str  # option of `ray start`; an environment variable if in capitals
+    interfaces: Literal["all", "own", "loopback"]  # bound to, unless the node is on loopback
     serves: str
     head: bool = False  # whether only the head has it
 
@@ -81,7 +81,7 @@ class NodePorts:
         return {p.option: str(self.by_name[p.name]) for p in PORTS if not p.option.startswith("--")}
 
     def require_free(self, ip: str, *, head: bool) -> None:
-        """Fail at once; Ray itself would start without some services and only log it."""
+        """Fail if a port is taken; Ray itself would start without that service and only log it."""
         for port in PORTS:
             if port.head and not head:
                 continue
@@ -90,7 +90,7 @@ class NodePorts:
 
 
 def node_ports(start: int | None = None, **overrides: int | None) -> NodePorts:
-    """The ports of the table, or consecutive ones from `start`; `overrides` by name win."""
+    """The default ports, or consecutive ones from `start`; `overrides` (by name) win."""
     if start is not None and not 1024 <= start <= LAST - BLOCK + 1:
         raise InputError(
             f"--ports-from is {start}; a node takes {BLOCK} ports, so give a number from 1024 to "

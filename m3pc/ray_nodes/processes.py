@@ -1,4 +1,4 @@
-"""Processes of this machine as Linux's /proc shows them: parents, environments, signals."""
+"""Finds, signals and reaps processes of this machine, through Linux's /proc."""
 
 import ctypes
 import os
@@ -14,8 +14,8 @@ SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of its descendants whose own parent ends, so that all of them
-    can be found, and nothing else."""
+    """Make this process the parent of descendants whose own parent ends, so that exactly its
+    descendants can be found."""
     if ctypes.CDLL(None, use_errno=True).prctl(SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "orphans cannot be adopted")
 
@@ -27,7 +27,7 @@ def children() -> list[int]:
 
 
 def descendants(pids: Iterable[int]) -> set[int]:
-    """Living children, grandchildren and so on."""
+    """Living children, grandchildren and so on of `pids`."""
     below: dict[int, list[int]] = {}
     for pid, (state, parent) in _all().items():
         if state != "Z":
@@ -55,7 +55,7 @@ def command_of(pid: int) -> list[str]:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """The environment at its start. A process that changes its title may have overwritten it."""
+    """The environment at the process's start, unless the process overwrote it with a new title."""
     entries = os.fsdecode((PROC / str(pid) / "environ").read_bytes()).split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
@@ -64,7 +64,7 @@ def find_by_variable(variable: str, value: str) -> set[int]:
     """Processes that were started with a variable, and their descendants."""
     pids = set()
     for pid in _all():
-        with suppress(OSError):  # it ended meanwhile, or is another user's
+        with suppress(OSError):  # the process ended, or belongs to another user
             if environment_of(pid).get(variable) == value:
                 pids.add(pid)
     return pids | descendants(pids)
@@ -77,7 +77,7 @@ def send_signal(pids: Iterable[int], number: int) -> None:
 
 
 def reap_children() -> dict[int, int]:
-    """Exit codes of the children that ended since the last call; minus the signal if killed."""
+    """Exit codes of children that ended since the last call; minus the signal if killed."""
     codes = {}
     with suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -86,8 +86,8 @@ def reap_children() -> dict[int, int]:
 
 
 def end_descendants(first: Iterable[int], patience: float) -> None:
-    """End all descendants of this process: SIGTERM to `first`, then to all, then SIGKILL; each
-    group gets `patience` seconds."""
+    """End all descendants of this process: SIGTERM to `first`, SIGTERM to all, SIGKILL to all,
+    with up to `patience` seconds after each."""
     own = [os.getpid()]
     for pids, number in (
         (set(first), signal.SIGTERM),
@@ -102,7 +102,7 @@ def end_descendants(first: Iterable[int], patience: float) -> None:
             if not (left if pids is None else left & pids):
                 break
             if number == signal.SIGKILL:
-                send_signal(left, number)  # also what they started meanwhile
+                send_signal(left, number)  # includes processes started meanwhile
             time.sleep(POLL_SECONDS)
 
 

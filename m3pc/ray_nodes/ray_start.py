@@ -1,12 +1,12 @@
-"""`ray start` with two changes to Ray 2.60; a program of its own, which `m3pc node` runs.
+"""`ray start` with two changes to Ray 2.60; `m3pc node` runs this program.
 
 A node whose address is 127.0.0.1 listens on loopback alone. Ray's command replaces that address by
-one that other machines can reach, unless clusters are disabled, and then it refuses further nodes.
-Here the address stays, on the head and on workers.
+one that other machines can reach; with clusters disabled it keeps the address but refuses further
+nodes. This program keeps the address, on the head and on workers.
 
-The password of Redis comes in the variable RAY_REDIS_PASSWORD. Ray passes it on the command lines
-of the GCS and of the raylet, which every user of the machine can read, and to every worker. Here
-only the GCS gets it, by its environment.
+The password of Redis comes in the variable RAY_REDIS_PASSWORD. Ray passes it to every worker and on
+the command lines of GCS and raylet, which every user of the machine can read. This program passes
+it to the GCS only, in its environment.
 """
 
 import os
@@ -19,7 +19,7 @@ from ray.scripts.scripts import start
 
 from m3pc.ray_nodes.gcs_storage import PASSWORD
 
-FLAG = "redis_password"  # of gcs_server, whose flags may come from variables FLAGS_...
+FLAG = "redis_password"  # flag of gcs_server, which also reads flags from variables FLAGS_...
 
 
 def main(words: Sequence[str]) -> None:
@@ -34,7 +34,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _without_password(start_service: Callable[..., Any]) -> Callable[..., Any]:
-    """For a service that does not use Redis."""
+    """Start a service that does not use Redis without the password."""
     return lambda *rest, **named: start_service(*rest, **named | {FLAG: ""})
 
 

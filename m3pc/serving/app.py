@@ -29,7 +29,7 @@ from m3pc.serving.session_service import SessionService
 from m3pc.telemetry.exporter import PublishedMetrics
 from m3pc.types import InputError
 
-NUMBER_BYTES: Final = 32  # of a number in JSON, with room to spare
+NUMBER_BYTES: Final = 32  # upper bound for one number in JSON
 MIN_BODY_LIMIT: Final = 64 << 10  # bytes
 CSP: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
@@ -41,12 +41,12 @@ def application(
     token: str | None,
     metrics_token: str | None,
 ) -> ASGIApp:
-    """`info` becomes the labels of m3pc_build_info."""
+    """`info` becomes the labels of the metric m3pc_build_info."""
     app = FastAPI(
         title="m3pc serve",
         version=__version__,
         description=ABOUT,
-        openapi_url=None,  # served below, with the sizes of the model
+        openapi_url=None,  # _add_documentation serves it with the model's sizes
         redirect_slashes=False,
         generate_unique_id_function=operation_id,
         exception_handlers=dict.fromkeys(
@@ -75,11 +75,11 @@ def _add_documentation(app: FastAPI, service: SessionService) -> None:
     document = openapi_document(app)
     for route in app.routes:
         if isinstance(route, MessageRoute) and route.methods and "GET" in route.methods:
-            route.methods.add("HEAD")  # as of Starlette's routes, but not described
+            route.methods.add("HEAD")  # like Starlette's own routes; not documented
 
     @cache
     def described(spec: ServiceSpec) -> tuple[Mapping[str, Any], str]:
-        """JSON and HTML; made once with and once without a trained critic."""
+        """Return JSON and HTML. Only two specs occur: with and without a trained critic."""
         fitted = sized(document, spec)
         return fitted, page(fitted)
 
@@ -111,7 +111,7 @@ async def _problem_response(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Of all routes to this path; Starlette reports those of the first only."""
+    """Methods of all routes to this path; Starlette reports only the first route's."""
     methods: set[str] = set()
     for route in request.app.routes:
         if route.matches(request.scope)[0] is not Match.NONE:

@@ -1,4 +1,4 @@
-"""Messages as JSON or as msgpack, by Content-Type; an answer has the encoding of its request.
+"""Messages are JSON or msgpack, by Content-Type; a response is encoded like its request.
 
 In msgpack, states and actions are binary strings of little-endian float32.
 """
@@ -17,7 +17,7 @@ from m3pc.serving.problems import ProblemError, problem_of_message
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
 VECTORS: Final = ("observation", "goal", "action")  # array fields; waypoints is a list of arrays
-MAX_DEPTH: Final = 4  # a message, its waypoints, one of them, and one more to report on
+MAX_DEPTH: Final = 4  # message, waypoints, one waypoint; validation reports a fourth level
 MAX_FIELDS: Final = 64
 FLOAT: Final = np.dtype("<f4")
 
@@ -25,7 +25,7 @@ M = TypeVar("M", bound=Message)
 
 
 def content_kind(headers: Mapping[str, str]) -> str:
-    """JSON or MSGPACK; anything else is a problem 415."""
+    """Return JSON or MSGPACK; any other Content-Type raises problem 415."""
     kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if kind not in (JSON, MSGPACK):
         raise ProblemError(
@@ -35,7 +35,7 @@ def content_kind(headers: Mapping[str, str]) -> str:
 
 
 def decoded(content: bytes, kind: str, message: TypeAdapter[M]) -> M:
-    """The validated message; anything wrong with it is a problem 422."""
+    """Return the validated message; an invalid one raises problem 422."""
     try:
         if kind == JSON:
             _check_field_count(content.count(b":"))  # no string of a valid message has a colon
@@ -73,14 +73,14 @@ def _unpacked(content: bytes) -> Any:
 
 
 def _check_field_count(count: int) -> None:
-    """Validation would collect an error for each unknown field."""
+    """Limit the fields, because validation would collect an error for each unknown one."""
     if count > MAX_FIELDS:
         detail = f"the message has more than {MAX_FIELDS} fields; no message has as many"
         raise ProblemError(422, detail)
 
 
 def _check_depth(value: Any) -> None:
-    """Deeper values would exceed Python's recursion limit in validation or in its report."""
+    """Refuse deep values: validating or reporting them exceeds Python's recursion limit."""
     level = [[value]]
     for _ in range(1 + MAX_DEPTH):
         inner = [item for items in level for item in items if isinstance(item, list | dict)]
@@ -91,7 +91,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _numbers(value: object, where: str) -> object:
-    """The float32 numbers of a binary string; other values are left to validation."""
+    """Decode a binary string as float32 numbers; leave other values to validation."""
     if not isinstance(value, bytes):
         return value
     if len(value) % FLOAT.itemsize:

@@ -1,4 +1,4 @@
-"""The OpenAPI document as one HTML page: no scripts, nothing from elsewhere.
+"""Renders the OpenAPI document as one HTML page without scripts or external files.
 
 FastAPI's own page loads scripts from the internet, which a robot's network may not reach.
 """

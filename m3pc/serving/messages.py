@@ -17,13 +17,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-MAX_NUMBER: Final = 1e6  # of a state or reward, as for environments
+MAX_NUMBER: Final = 1e6  # limit for states and rewards, as in environments
 MAX_TARGET: Final = 1e9
 MAX_DEADLINE_MS: Final = 60_000.0
 
 
 def _integer(value: Any) -> Any:
-    """JSON has one kind of number: 3.0 is an integer."""
+    """Accept 3.0 as an integer, because JSON has one kind of number only."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

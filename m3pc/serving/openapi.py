@@ -22,7 +22,7 @@ strings of little-endian float32. An answer has the encoding of its request; pro
 
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
-    """The document of any model."""
+    """Make the document that holds for every model; `sized` fits it to the served one."""
     # FastAPI writes integers as floats, which fuzzers and clients round wrongly.
     document: dict[str, Any] = json.loads(json.dumps(app.openapi()), parse_float=_number)
     schemas = document["components"]["schemas"]
@@ -36,7 +36,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         if "requestBody" in operation:
             success = next(each for status, each in responses.items() if status.startswith("2"))
             for message in (operation["requestBody"], success):
-                message["content"][MSGPACK] = {}  # the fields of JSON; the description says how
+                message["content"][MSGPACK] = {}  # same fields as in JSON; see ABOUT
     return document
 
 
@@ -49,7 +49,7 @@ def _is_fastapis_own(response: Mapping[str, Any]) -> bool:
 
 
 def sized(document: Mapping[str, Any], spec: ServiceSpec) -> dict[str, Any]:
-    """The document with what this model allows, which is less than any model may allow."""
+    """Return a copy that is narrowed to the sizes, step limit and modes of this model."""
     fitted: dict[str, Any] = deepcopy(dict(document))
     sizes = dict.fromkeys(("observation", "goal"), spec.sizes.states)
     sizes["action"] = spec.sizes.actions

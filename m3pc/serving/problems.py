@@ -1,4 +1,4 @@
-"""Error responses: problem documents as of RFC 9457, whatever went wrong."""
+"""Every error is answered by a problem document (RFC 9457)."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from m3pc.types import InputError
 
 PROBLEM_JSON: Final = "application/problem+json"
 RETRY_SECONDS: Final = 1
-STATUSES: Final[Mapping[type[InputError], HTTPStatus]] = {  # of other InputErrors: 422
+STATUSES: Final[Mapping[type[InputError], HTTPStatus]] = {  # other InputErrors: 422
     StepConflictError: HTTPStatus.CONFLICT,
     UnknownSessionError: HTTPStatus.NOT_FOUND,
     SessionLimitError: HTTPStatus.SERVICE_UNAVAILABLE,
@@ -59,7 +59,7 @@ def problem_of_input(error: InputError) -> ProblemError:
 
 
 def problem_of_message(error: ValidationError) -> ProblemError:
-    """The first wrong field: what was found, what was expected."""
+    """Describe the first wrong field: its value, and what was expected."""
     first = error.errors(include_url=False)[0]
     where = _field_path(first["loc"])
     subject = where or "the message"
@@ -75,7 +75,7 @@ def problem_of_message(error: ValidationError) -> ProblemError:
 
 
 def _field_path(parts: tuple[Any, ...]) -> str | None:
-    """observation[3], without the kind of opening that pydantic puts in front."""
+    """Format a path such as observation[3], without the opening's tag that pydantic prepends."""
     if parts and parts[0] in OPENING_TAGS and len(parts) != 1:
         parts = parts[1:]
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)

@@ -1,7 +1,6 @@
-"""Episodes of robots in a replay store: each once, in the producer slot of its robot.
+"""Stores robots' episodes in a replay store, each exactly once, in its robot's producer slot.
 
-In the store a robot is like any rollout actor: its episodes can be sampled, dropped by slot and
-exported.
+The episodes can be sampled, dropped by slot and exported like those of rollout actors.
 """
 
 import logging
@@ -32,7 +31,7 @@ StoreOutcome = Literal["durable", "waiting", "rejected"]
 
 
 class StoreBusyError(RuntimeError):
-    """Too many episodes wait for the disk; this one was not taken."""
+    """The episode was refused, because too many wait for the disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +43,14 @@ class StoreResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingLimits:
-    """Times in seconds."""
-
-    put_seconds: float = 1.0  # to wait for room in a robot's outbox
-    ack_seconds: float = 5.0  # to wait for the disk before an episode is reported as waiting
-    flush_seconds: float = 20.0  # for all outboxes together when the server stops
-    max_outboxes: int = 256  # robots whose episodes wait for the disk; each has a sending thread
+    put_seconds: float = 1.0  # longest wait for room in a robot's outbox
+    ack_seconds: float = 5.0  # longest wait for the disk; then the outcome is "waiting"
+    flush_seconds: float = 20.0  # time to flush all outboxes, in parallel, at the end
+    max_outboxes: int = 256  # one per robot whose episodes wait for the disk; each has a thread
 
 
 class EpisodeRecording:
-    """Any thread may store. Owns the store until it is closed."""
+    """Writes episodes to a store, which it owns until `close`. Thread-safe."""
 
     def __init__(
         self,
@@ -74,7 +71,7 @@ class EpisodeRecording:
         self._recorder = Recorder()
         writer = Writer(path, self._header, WriterOptions(durability="fsync"), fs=fs)
         self._committer = GroupCommitter(writer, recorder=self._recorder)
-        self._lock = threading.Lock()  # of what follows; never held while waiting for the disk
+        self._lock = threading.Lock()  # guards the fields below; never held during a wait for disk
         self._outboxes: dict[int, _RobotOutbox] = {}
         self._closed_outboxes: Snapshot = {}  # metrics of outboxes that were removed
         self._lost = 0
@@ -96,9 +93,9 @@ class EpisodeRecording:
         return self._lost
 
     def store(self, name: str | None, episode: Episode) -> StoreResult:
-        """Wait for the disk, at most `ack_seconds`: an episode that waits is stored later.
+        """Store an episode. After `ack_seconds` the outcome is "waiting" and it is stored later.
 
-        StoreBusyError if it may be tried again, OSError if the store is broken.
+        StoreBusyError: not stored, try again. OSError: the store is broken.
         """
         slot = slot_of(name)
         try:
@@ -117,7 +114,7 @@ class EpisodeRecording:
     def store_later(
         self, name: str | None, episode: Episode, put_seconds: float | None = None
     ) -> None:
-        """Store an episode that no robot waits for: if that fails, it is logged and counted."""
+        """Store an episode that no robot waits for; a failure is logged and counted."""
         seconds = self.limits.put_seconds if put_seconds is None else put_seconds
         try:
             check_episode(episode, self._header, number=0)
@@ -143,7 +140,7 @@ class EpisodeRecording:
         return False
 
     def close(self) -> int:
-        """The number of episodes that could not be stored."""
+        """Flush and close; return the number of episodes that are not stored."""
         with self._lock:
             outboxes = list(self._outboxes.values())
         with ThreadPoolExecutor(max(len(outboxes), 1)) as pool:
@@ -154,7 +151,7 @@ class EpisodeRecording:
         return unacked + self._lost
 
     def _put(self, slot: int, episode: Episode, seconds: float) -> "Future[str]":
-        """Resolves to the reason why the episode is not stored; empty once it is."""
+        """The future resolves to "" once the episode is stored, else to the reason why not."""
         self._committer.writer.require_working()
         payload = encode(episode)
         outbox = self._borrow_outbox(slot)
@@ -179,7 +176,7 @@ class EpisodeRecording:
         return outbox
 
     def _remove_idle(self) -> "list[_RobotOutbox]":
-        """Outboxes whose episodes are all stored make room."""
+        """Remove and return the outboxes whose episodes are all stored; the lock must be held."""
         idle = {slot: outbox for slot, outbox in self._outboxes.items() if outbox.idle}
         if not idle:
             raise StoreBusyError(
@@ -242,7 +239,7 @@ class _RobotOutbox:
         return answer
 
     def close(self, seconds: float) -> int:
-        """The number of episodes that are not stored after so long."""
+        """Wait up to `seconds`, close, and return the number of episodes that are not stored."""
         unacked = self._outbox.flush(seconds)
         self._outbox.close()
         return unacked
@@ -254,5 +251,5 @@ class _RobotOutbox:
 
 
 def slot_of(name: str | None) -> int:
-    """Derived from the name, so that it is the same in every run."""
+    """The slot is a hash of the name, so that it is the same in every run."""
     return ANONYMOUS if name is None else zlib.crc32(name.encode()) & 0x7FFFFFFF

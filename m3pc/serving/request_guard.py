@@ -1,7 +1,7 @@
-"""Checks before anything of a request is read further: token, host, site, size, time.
+"""Checks a request before the application sees it: token, host, site, size, time.
 
-A web page in a browser on this machine may send requests here. It has no token; where none is
-required, requests to a foreign host name and requests from pages of other sites are refused.
+A web page in a browser on this machine may send requests here. Pages of other sites are always
+refused; where no token is required, requests to foreign host names are refused too.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from m3pc.core.http_server import has_token, headers_of, is_cross_site, is_own_name
 from m3pc.serving.problems import ProblemError
 
-READ_SECONDS: Final = 10.0  # for a request's body to arrive
+READ_SECONDS: Final = 10.0  # time limit for receiving a request's body
 OPEN_PATHS: Final = ("/livez", "/readyz", "/openapi.json", "/docs", "/metrics")  # without the token
 METRICS: Final = "/metrics"
-ARRIVED: Final = "m3pc.arrived"  # key in a scope: when its request began, by the guard's clock
+ARRIVED: Final = "m3pc.arrived"  # ASGI scope key: time at which the request arrived, by `clock`
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class RequestGuard:
         clock: Callable[[], float],
         read_seconds: float = READ_SECONDS,
     ) -> None:
-        """`max_body` in bytes; `read_seconds` for a body to arrive."""
+        """`max_body` is in bytes; `read_seconds` limits the time to receive a body."""
         self._app, self._max_body, self._clock = app, max_body, clock
         self._token, self._metrics_token = token, metrics_token
         self._read_seconds = read_seconds
@@ -44,7 +44,7 @@ class RequestGuard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # a WebSocket; there are none
+        if scope["type"] != "http":  # a WebSocket, which is not supported
             await send({"type": "websocket.close", "code": 1008})
             return
         scope[ARRIVED] = self._clock()

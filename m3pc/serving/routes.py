@@ -1,7 +1,6 @@
 """The HTTP operations. FastAPI routes and describes them; codec.py reads and writes their messages.
 
-FastAPI's own reading of bodies is not used: it knows no msgpack, and answers a bad body in another
-shape than ours.
+FastAPI does not parse bodies: it knows no msgpack, and its errors are no problem documents.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -32,7 +31,7 @@ from m3pc.serving.session_service import SessionService
 
 SESSION: Final = "/v1/sessions/{session}"
 SessionId = Annotated[str, Path(pattern="^[0-9a-f]{32}$")]
-TOKEN: Final = [Depends(HTTPBearer(scheme_name="token"))]  # describes it; the guard checks it
+TOKEN: Final = [Depends(HTTPBearer(scheme_name="token"))]  # documentation; the guard checks it
 PROBLEM: Final = {"$ref": "#/components/schemas/Problem"}
 TEXT: Final = {"text/plain": {"schema": {"type": "string"}}}
 # Why a request may be answered by a Problem.
@@ -65,7 +64,7 @@ def problems(*statuses: int, token: bool = True) -> dict[int | str, dict[str, An
 
 
 def operation_id(route: APIRoute) -> str:
-    """post_v1_sessions_session_act and the like."""
+    """Make an id such as post_v1_sessions_session_act."""
     method = min(route.methods or {""})  # the only one
     return f"{method.lower()}{route.path_format.replace('/', '_').translate({123: '', 125: ''})}"
 

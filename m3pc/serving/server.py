@@ -1,4 +1,4 @@
-"""`m3pc serve`: a checkpoint that answers robots until a signal stops it."""
+"""`m3pc serve`: answers robots with a checkpoint's plans until a signal stops it."""
 
 import asyncio
 import gc
@@ -34,9 +34,9 @@ from planner.policy import Policy
 from planner.server.service import PlannerService
 from planner.server.watchdog import batch_watchdog
 
-IDLE_CHECK_SECONDS: Final = 1.0  # between two checks for idle sessions
+IDLE_CHECK_SECONDS: Final = 1.0  # interval of the checks for idle sessions
 KEEP_ALIVE: Final = 75  # seconds that a connection may be silent between two requests
-STOP_SECONDS: Final = 10  # for open requests when the server stops
+STOP_SECONDS: Final = 10  # time for open requests to finish when the server stops
 METRICS_TOKEN: Final = "M3PC_METRICS_TOKEN_FILE"
 
 log = logging.getLogger(__name__)
@@ -59,10 +59,9 @@ class ServeConfig:
 
 
 def serve(config: ServeConfig) -> int:
-    """Serve until a signal; the exit code.
+    """Serve until a signal arrives; return the exit code.
 
-    Invalid settings are refused before the port is open, and the port opens only when the planner
-    can answer."""
+    The port opens only once the settings are checked and the planner can answer."""
     token = _token(config)
     loaded = checkpoint.read(config.source)
     policy = configured_policy(loaded, config.overrides)
@@ -116,7 +115,7 @@ def server_config(
 
 
 def reserved_socket(host: str, port: int) -> socket.socket:
-    """The address, taken but silent until `start_listening`: a taken port is reported at once."""
+    """Bind without listening until `start_listening`, to report a port in use at once."""
     try:
         return bound_socket(host, port)
     except OSError as error:
@@ -138,7 +137,7 @@ def _address_error(address: str, error: OSError) -> InputError:
 
 
 def _warn_if_run_is_older(versions: PublishedVersions, served: int) -> None:
-    """The planner never swaps to older versions, and nothing else would tell the user."""
+    """Warn, because the planner ignores older versions without a message."""
     newest, own = versions.newest(), Version.unpacked(served)
     if newest is not None and newest < own:
         log.warning(
@@ -149,7 +148,7 @@ def _warn_if_run_is_older(versions: PublishedVersions, served: int) -> None:
 
 
 class PlannerServer(uvicorn.Server):
-    """Without uvicorn's signal handlers, which would replace ours."""
+    """Installs no signal handlers: uvicorn's would replace ours."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -201,7 +200,7 @@ async def _reload(service: SessionService) -> None:
 
 @contextmanager
 def _planner_service(policy: Policy) -> Iterator[PlannerService]:
-    """Batches form while the previous one is computed, so they do not wait to fill up."""
+    """Start the planner with batch_wait 0: requests gather during the previous batch."""
     config = replace(policy.config, {"fleet.batch_wait": 0.0})
     with PlannerService(policy.weights, config, deadline_aware=True) as planner:
         watchdog = batch_watchdog(planner.stuck_for)

@@ -19,7 +19,7 @@ CRITIC_MODES: Final = ("q", "q0")  # modes that the critic guides
 
 
 class ModelFields(TypedDict):
-    """Fields of the model that several messages have."""
+    """Model fields that several messages share."""
 
     state_size: int
     action_size: int
@@ -29,17 +29,17 @@ class ModelFields(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """The same for all versions of the weights, except for whether their critic is trained."""
+    """Holds for all versions of the weights, except for `critic_trained`."""
 
     sizes: Sizes
-    max_episode_steps: int  # of the environment that the model was trained for
-    mode: str  # of sessions that request none
+    max_episode_steps: int  # step limit in the model's environment
+    mode: str  # default for sessions
     candidates: int
     env: str | None
-    critic_trained: bool  # only then may it guide a plan
-    deadline: float  # seconds, of sessions that request none
+    critic_trained: bool  # modes q and q0 require it
+    deadline: float  # seconds; default for sessions
     max_sessions: int
-    idle_seconds: float  # without a request, after which a session is ended
+    idle_seconds: float  # a session without requests for so long is ended
     min_stored_steps: int  # shorter episodes are not stored if they were cut short
 
     @classmethod
@@ -114,15 +114,15 @@ class ServiceSpec:
         )
 
     def parse_state(self, numbers: list[float], where: str) -> Floats:
-        """[S]; ProblemError if the size is wrong."""
+        """Convert to [S]; ProblemError if the size is wrong."""
         return _sized_array(numbers, self.sizes.states, where)
 
     def parse_action(self, numbers: list[float] | None) -> Floats | None:
-        """[A]; ProblemError if the size is wrong."""
+        """Convert to [A]; ProblemError if the size is wrong."""
         return None if numbers is None else _sized_array(numbers, self.sizes.actions, "action")
 
     def _waypoints(self, opening: Opening, limit: int) -> Floats | None:
-        """[H, S] with a row for every step that a window may reach; a goal is stored once only."""
+        """Return [H, S], a row for every step that a window may reach. A goal is not copied."""
         if isinstance(opening, ByReturn):
             return None
         length = limit + self.sizes.window

@@ -1,6 +1,6 @@
-"""What the HTTP operations do: sessions, the planner and the store meet here.
+"""Implements the HTTP operations with the sessions, the planner and the store.
 
-For one event loop: a session changes only between awaits. S state, A action.
+Sessions are used in one event loop only, so code between two awaits is atomic.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from m3pc.telemetry.recorder import Recorder, Snapshot, merge
 from m3pc.types import Episode, Floats, InputError, Version
 from planner.server.service import PlannerService
 
-CLOSE_SECONDS: Final = 10.0  # for storing all open episodes when the server stops
+CLOSE_SECONDS: Final = 10.0  # time to store all open episodes when the server stops
 MAX_REMEMBERED: Final = 1024  # closed sessions, and idempotency keys
 
 V = TypeVar("V")
@@ -61,7 +61,7 @@ class BoundedDict(OrderedDict[str, V]):
 class ClosedSession:
     status: SessionStatus
     reason: str  # completes "this session ..."
-    request: End | None = None  # that ended it, and its response, which may be requested again
+    request: End | None = None  # ended the session; a repetition gets `response` again
     response: EndResponse | None = None
 
 
@@ -69,7 +69,7 @@ class ClosedSession:
 class IdempotencyRecord:
     """The response to an opening that was sent with a key."""
 
-    digest: bytes  # of the opening
+    digest: bytes  # SHA-256 of the opening
     response: SessionCreated
 
 
@@ -112,7 +112,7 @@ class SessionService:
         self._storing: set[asyncio.Future[None]] = set()
         # A thread per session, so that no robot waits behind another robot's episode.
         self._disk = ThreadPoolExecutor(spec.max_sessions, thread_name_prefix="disk")
-        self._store_until: float | None = None  # time.monotonic() at which a stop gives up
+        self._store_until: float | None = None  # time.monotonic() at which storing gives up
         self._closed = BoundedDict[ClosedSession](max_remembered)
         self._keys = BoundedDict[IdempotencyRecord](max_remembered)
         self._reloading = asyncio.Lock()
@@ -121,7 +121,7 @@ class SessionService:
     # Requests of robots
 
     def open(self, opening: Opening) -> SessionCreated:
-        """Atomic: a repeated request finds all of it done, or nothing."""
+        """A repeated request finds the session open, or nothing done, as there is no await."""
         digest = hashlib.sha256(opening.model_dump_json().encode()).digest()
         if opening.key is not None and (known := self._keys.get(opening.key)):
             if known.digest != digest:
@@ -151,7 +151,7 @@ class SessionService:
         return response
 
     async def act(self, id: str, step: Step, arrived: float) -> ActionResponse:
-        """`arrived`: when the request began, by the clock."""
+        """`arrived` is the time at which the request began, by `clock`."""
         session = self._open_session(id)
         if id in self._ending:
             raise _is_ending()
@@ -236,7 +236,7 @@ class SessionService:
             previous, trained = self.spec, source.progress.get("critic_updates") != 0
             if not trained:
                 self._require_no_critic()
-                self.spec = replace(previous, critic_trained=False)  # for openings meanwhile
+                self.spec = replace(previous, critic_trained=False)  # openings get no critic mode
             try:
                 await asyncio.to_thread(self._planner.swap_weights, source.weights)
             except BaseException:
@@ -265,7 +265,7 @@ class SessionService:
                 self._abandon(session, f"was idle for {self.spec.idle_seconds:g} seconds")
 
     async def close(self) -> None:
-        """Store what is known of every open episode, in parallel and in bounded time."""
+        """End all sessions and store their episodes, in parallel and in bounded time."""
         self._store_until = time.monotonic() + self._close_seconds
         if self._ending:
             tasks = [pending.task for pending in self._ending.values()]
@@ -363,7 +363,7 @@ class SessionService:
         """Close a session without an end; its episode is stored as cut short if long enough."""
         status = self._status(session, ended=True)
         self._close_session(session, ClosedSession(status=status, reason=reason))
-        if session.id in self._ending:  # its robot ended it just before: that end is stored
+        if session.id in self._ending:  # the end that its robot sent is being stored
             return
         episode = session.partial_episode()
         stored = episode is not None and len(episode) >= self.spec.min_stored_steps
@@ -378,7 +378,7 @@ class SessionService:
         self._count_sessions()
 
     def _store_later(self, session: Session, episode: Episode) -> None:
-        """Store an episode without anyone waiting for it."""
+        """Store an episode in a disk thread; no request waits for it."""
         if self._recording is None:
             return
         recording, name = self._recording, session.config.name
@@ -424,6 +424,6 @@ def _is_ending() -> ProblemError:
 
 
 def _retrieve_exception(done: "asyncio.Task[StepAnswer] | asyncio.Task[EndResponse]") -> None:
-    """So that asyncio does not warn about it; awaiting requests already got it."""
+    """Retrieve the exception, or asyncio warns although awaiting requests got it."""
     if not done.cancelled():
         done.exception()

@@ -1,7 +1,6 @@
-"""Sessions: each is one episode of one robot, which sends it step by step.
+"""A session is one episode of one robot, which sends it step by step.
 
-S state, A action. A repeated step changes nothing, so a robot that lost an answer may send its
-request again.
+A repeated step changes nothing, so a robot that lost an answer may ask again. S state, A action.
 """
 
 import secrets
@@ -17,7 +16,7 @@ ID_BYTES = 16
 
 
 class StepConflictError(InputError):
-    """Neither the next step nor a repetition of the last one, or a step with wrong fields."""
+    """The step is neither the next one nor a repetition of the last, or has wrong fields."""
 
     def __init__(self, message: str, expected: int) -> None:
         super().__init__(message)
@@ -73,7 +72,7 @@ class StepAnswer:
 class EpisodeEnd:
     steps: int
     total_reward: float
-    episode: Episode | None  # None if it is not recorded, or has no step
+    episode: Episode | None  # None if episodes are not recorded, or without steps
 
 
 class Session:
@@ -82,8 +81,8 @@ class Session:
     def __init__(self, config: SessionConfig, sizes: Sizes, *, record: bool) -> None:
         """`record`: keep the complete episode for a store, not only the planner's window."""
         self.id, self.config = secrets.token_hex(ID_BYTES), config
-        self.total_reward = 0.0  # so far
-        self.answer: StepAnswer | None = None  # to the last observed step
+        self.total_reward = 0.0
+        self.answer: StepAnswer | None = None  # None until the last observed step is answered
         self._history = HistoryBuffer(
             1,
             window=sizes.window,
@@ -93,22 +92,22 @@ class Session:
         )
         self._record = record
         self._recorder: EpisodeRecorder | None = None  # from the first observation on
-        self._last_request: tuple[bytes | float | None, ...] = ()  # of the last observed step
+        self._last_request: tuple[bytes | float | None, ...] = ()  # state, reward, action
         self._observed = 0  # number of observed steps
         self._earlier_reward = 0.0  # total before the last observed step
-        self._planned: Floats | None = None  # [A] of the last answer
-        self._failed = False  # the last step got no decision: it may be sent anew
+        self._planned: Floats | None = None  # last answered action [A]
+        self._failed = False  # the last step got no decision and may be sent anew
 
     @property
     def steps(self) -> int:
-        """Answered steps, which is the number of the step that is expected or being planned."""
+        """Number of answered steps, and index of the step that is expected or being planned."""
         return self._observed - (self._observed > 0 and self.answer is None)
 
     def observe(
         self, step: int, state: Floats, reward: float | None, action: Floats | None = None
     ) -> None:
-        """At `step` the robot is in `state` [S]. `reward` and `action` [A] are of the
-        previous step; `action` only if the robot executed another one than it was answered."""
+        """The robot is in `state` [S] at `step`. `reward` and `action` [A] belong to the previous
+        step; give `action` only if the robot did not execute the answered one."""
         request = (state.tobytes(), reward, None if action is None else action.tobytes())
         repeated = step == self._observed - 1
         if repeated and not self._failed:
@@ -164,7 +163,7 @@ class Session:
         terminated: bool,
         truncated: bool,
     ) -> EpisodeEnd:
-        """The episode ended in `state` after `step` steps. Changes nothing: it may be repeated."""
+        """Return the episode, ended in `state` after `step` steps. The session does not change."""
         if not (self._failed and step == self.steps):
             self._require_next(step, limited=False)
         if step == 0:
@@ -172,7 +171,7 @@ class Session:
         executed, episode = self._executed(step, reward, action), None
         if self._recorder is not None and executed is not None:
             recorder = self._recorder.copy()
-            if self._failed:  # the step before this one was recorded when this one was observed
+            if self._failed:  # the failed observation already recorded this transition
                 recorder.amend(state, executed, reward)
             else:
                 self._add_step(recorder, state, executed, reward)
@@ -181,7 +180,7 @@ class Session:
         return EpisodeEnd(steps=step, total_reward=total + (reward or 0.0), episode=episode)
 
     def partial_episode(self) -> Episode | None:
-        """The steps of an episode without an end whose outcome is known; None if there are none."""
+        """Return the steps whose outcome is known, as an episode cut short; None without any."""
         if self._recorder is None or not len(self._recorder):
             return None
         return self._recorder.episode(terminated=False, truncated=False)
@@ -194,7 +193,7 @@ class Session:
         recorder.add(action, reward, state, self.answer.decision)
 
     def _executed(self, step: int, reward: float | None, action: Floats | None) -> Floats | None:
-        """The action of the previous step [A]; None at step 0."""
+        """Return the action executed at the previous step [A]; None at step 0."""
         if step == 0:
             for name, value in (("reward", reward), ("action", action)):
                 if value is not None:
@@ -248,11 +247,11 @@ class Sessions:
         record: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`idle_seconds`: without a request, after which a session is `expired`."""
+        """A session without a request for `idle_seconds` is `expired`."""
         self._sizes, self._record, self._clock = sizes, record, clock
         self._max_sessions, self._idle_seconds = max_sessions, idle_seconds
         self._open: dict[str, Session] = {}
-        self._last_used: dict[str, float] = {}  # by the clock
+        self._last_used: dict[str, float] = {}  # by session id; time of `clock`
 
     def __len__(self) -> int:
         return len(self._open)
@@ -275,7 +274,7 @@ class Sessions:
         return session
 
     def find(self, id: str) -> Session:
-        """The session counts as used now."""
+        """Return an open session, which counts as used now."""
         if id not in self._open:
             raise UnknownSessionError(
                 "there is no such session: it was dropped, ended long ago, or is of another "

@@ -1,4 +1,4 @@
-"""One step's plan, asked of the planner with a deadline and measured."""
+"""Requests one step's plan from the planner, with a deadline, and measures the answer."""
 
 import asyncio
 import math
@@ -14,7 +14,7 @@ from m3pc.types import PlanRequest, Rejection, RejectReason
 from planner.latency_model import UNPLANNED_MODES
 from planner.server.service import PlannerService
 
-HARD_DEADLINE: Final = 10.0  # seconds until the planner gives up, unless a deadline is longer
+HARD_DEADLINE: Final = 10.0  # seconds until the planner gives up; a longer deadline wins
 
 
 class StepPlanner:
@@ -29,9 +29,9 @@ class StepPlanner:
         self._recorder, self._clock = recorder, clock
 
     async def plan(self, request: PlanRequest, deadline: float, arrived: float) -> StepAnswer:
-        """Aim to answer `deadline` seconds after `arrived`, a time of the clock; a late answer is
-        still an answer. ProblemError if the planner refuses or does not answer at all."""
-        scheduled: list[PlanRequest] = []  # the request as the planner fitted it to its deadline
+        """Aim to answer `deadline` seconds after `arrived`, a time of `clock`. Late answers are
+        returned, too. ProblemError if the planner refuses or does not answer at all."""
+        scheduled: list[PlanRequest] = []  # the request, its candidates fitted to the deadline
         hard_deadline = max(HARD_DEADLINE, deadline)
         soft_deadline = deadline - (self._clock() - arrived)
         future = self._planner.submit(

@@ -1,4 +1,4 @@
-"""Versions that an online run publishes, found by polling its folder."""
+"""Finds the weights that an online run publishes, by polling its folder."""
 
 import time
 from pathlib import Path
@@ -12,7 +12,7 @@ POLL_SECONDS: Final = 0.5
 
 
 class PublishedVersions:
-    """A pointer source for a WeightsLoader that needs the folder only, not a coordinator."""
+    """A pointer source for a WeightsLoader. It reads the run's folder and needs no coordinator."""
 
     def __init__(self, run: Path) -> None:
         if not (run / WEIGHTS).is_dir():

@@ -1,23 +1,23 @@
-"""Metrics of all processes of a run as one: counts never shrink when a process ends."""
+"""Merges the metrics of all processes of a run. Counts never shrink when a process ends."""
 
 from m3pc.telemetry.recorder import METRICS, Snapshot, merge
 
 
 class RunTotals:
-    """The newest snapshot of each process, and what processes counted that have ended."""
+    """The newest snapshot of each process, and the counts of processes that have ended."""
 
     def __init__(self) -> None:
-        self._running: dict[str, tuple[int, Snapshot]] = {}  # incarnation, snapshot; by name
+        self._running: dict[str, tuple[int, Snapshot]] = {}  # name -> incarnation, snapshot
         self._ended: Snapshot = {}
 
     def update(self, name: str, incarnation: int, snapshot: Snapshot) -> None:
-        """The newest snapshot of a process; `incarnation` changes when the process is restarted."""
+        """Store a process's newest snapshot; `incarnation` changes when the process restarts."""
         if name in self._running and self._running[name][0] != incarnation:
             self.remove(name)
         self._running[name] = (incarnation, snapshot)
 
     def remove(self, name: str) -> None:
-        """The process has ended: its counts stay, its gauges disappear."""
+        """Record that a process has ended: its counts stay, its gauges disappear."""
         if name in self._running:
             _, snapshot = self._running.pop(name)
             counts = {n: x for n, x in snapshot.items() if n in METRICS and not _is_gauge(n)}

@@ -1,7 +1,7 @@
 """A run's metrics over HTTP, for Prometheus: GET /metrics, /healthz, /readyz and nothing else.
 
-The run hands over a snapshot now and then; requests are answered from the newest one, so a scrape
-never waits for the run, nor the run for a scrape.
+The run publishes snapshots, and requests are answered from the newest one. So a scrape never waits
+for the run, nor the run for a scrape.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,10 +31,10 @@ from m3pc.telemetry.recorder import MAX_SLOTS, METRICS, SLOT, Metric, Snapshot
 
 LOOPBACK: Final = "127.0.0.1"
 PORT: Final = 9400
-PORTS: Final = 100  # tried from PORT on, for several runs on one machine
+PORTS: Final = 100  # ports to try, starting at PORT: several runs may share a machine
 MAX_SERIES: Final = 1500
-MAX_CONNECTIONS: Final = 8  # requests beyond it are answered 503
-CONNECTION_SECONDS: Final = 10.0  # for a request and its answer, after which the client is cut off
+MAX_CONNECTIONS: Final = 8  # requests beyond the limit are answered 503
+CONNECTION_SECONDS: Final = 10.0  # a connection that lasts longer is cut off
 TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -51,13 +51,13 @@ class Exporter:
         max_series: int = MAX_SERIES,
         connection_seconds: float = CONNECTION_SECONDS,
     ) -> None:
-        """Without a port it takes the first free one from 9400 on. `info` becomes the labels of
-        m3pc_build_info. With a token, /metrics requires it as a bearer token."""
+        """Without a port, the first free one from 9400 on is used. `info` becomes the labels of
+        m3pc_build_info. If `token` is given, /metrics requires it as a bearer token."""
         self._metrics = PublishedMetrics(info or {}, max_series=max_series)
         self._token, self._unready = token, "no metrics have been published yet"
         config = ServerConfig(
             self._respond,
-            max_connections=MAX_CONNECTIONS + 1,  # uvicorn refuses the one that reaches its limit
+            max_connections=MAX_CONNECTIONS + 1,  # uvicorn refuses the last one
             keep_alive=1,
             stop_seconds=1,
             connection_seconds=connection_seconds,
@@ -70,7 +70,7 @@ class Exporter:
         return self._server.address
 
     def update(self, snapshot: Snapshot, *, unready: str = "") -> None:
-        """Publish a snapshot; `unready` says what the run lacks to be ready, if anything."""
+        """Publish a snapshot; `unready` says why the run is not ready, "" if it is."""
         self._metrics.snapshot, self._unready = snapshot, unready
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Exporter:
         return 200, self._metrics.text()
 
     def _start(self, config: ServerConfig, host: str, port: int | None) -> BackgroundServer:
-        """At the given port, or at the first free one."""
+        """Listen at the given port, or at the first free one."""
         ports = range(PORT, PORT + PORTS) if port is None else [port]
         for candidate in ports:
             try:

@@ -1,4 +1,4 @@
-"""What a supervised process of a run answers when its supervisor polls it."""
+"""The answer of a supervised process to its supervisor's poll."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -11,5 +11,5 @@ DetailT = TypeVar("DetailT")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReport(Generic[DetailT]):
     pid: int
-    snapshot: Snapshot  # of its metrics
-    detail: DetailT  # what only this kind of process has to say
+    snapshot: Snapshot  # the process's metrics
+    detail: DetailT  # status that is specific to the kind of process

@@ -1,7 +1,7 @@
 """Metrics: declared once, recorded in every process, and merged by the driver of a run.
 
-A process keeps running totals and returns complete snapshots: one that is lost or arrives twice
-changes nothing. `RunTotals` keeps the counts of processes that have ended, so none ever shrinks.
+A process keeps running totals and returns complete snapshots: a snapshot that is lost or arrives
+twice changes nothing. `RunTotals` keeps the counts of ended processes, so no count ever shrinks.
 """
 
 import math
@@ -14,9 +14,9 @@ from typing import Literal
 MetricKind = Literal["counter", "gauge", "histogram"]
 # How gauges of several processes are merged; counters and histograms are always summed.
 Reduce = Literal["sum", "max", "min"]
-SLOT = "slot"  # the label of an actor's slot; only the driver records series with it
-MAX_SLOTS = 256  # series with that label
-# By metric, then by label value ("" without a label): [value]; of a histogram the number of
+SLOT = "slot"  # label of an actor's slot; only the driver records series with this label
+MAX_SLOTS = 256  # exported series per metric with the label SLOT
+# metric -> label value ("" without a label) -> [value]. A histogram has instead the number of
 # observations in each bucket and beyond the last one, then the sum of all observations.
 Snapshot = Mapping[str, Mapping[str, list[float]]]
 
@@ -29,8 +29,8 @@ class Metric:
     kind: MetricKind
     help: str
     label: str = ""
-    values: tuple[str, ...] = ()  # all values of the label; SLOT, a number, declares none
-    buckets: tuple[float, ...] = ()  # upper ends, of a histogram
+    values: tuple[str, ...] = ()  # all values of the label; empty for SLOT, which is a number
+    buckets: tuple[float, ...] = ()  # upper ends of a histogram's buckets
     reduce: Reduce = "sum"
 
     def __post_init__(self) -> None:
@@ -41,7 +41,7 @@ class Metric:
 
     @property
     def width(self) -> int:
-        """How many numbers a series has in a snapshot."""
+        """The length of a series in a snapshot."""
         return len(self.buckets) + 2 if self.kind == "histogram" else 1
 
 
@@ -90,7 +90,7 @@ class Recorder:
 
 
 def merge(snapshots: Iterable[Snapshot]) -> Snapshot:
-    """One snapshot of several processes; metrics that are not declared here are left out."""
+    """Merge the snapshots of several processes; metrics that are not in METRICS are left out."""
     totals: dict[str, dict[str, list[float]]] = {}
     for snapshot in snapshots:
         for name, labels in snapshot.items():
@@ -129,7 +129,7 @@ def quantile(snapshot: Snapshot, metric: Metric, share: float, label: str = "") 
         if count >= remaining:
             return low + (high - low) * remaining / count
         remaining, low = remaining - count, high
-    return low  # beyond the last bucket: at least this
+    return low  # beyond the last bucket: a lower bound
 
 
 def share_above(snapshot: Snapshot, metric: Metric, bound: float, label: str = "") -> float:

@@ -1,4 +1,4 @@
-"""A lock on a run's folder: one process at a time works on it."""
+"""A lock on a run's folder: only one process works on a run at a time."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ PAUSES = (0.0, 0.05, 0.1)  # seconds before each attempt: a status query holds t
 
 @contextmanager
 def locked(run: Path) -> Iterator[None]:
-    """Hold the lock during the block. It is released when the process ends, in whatever way."""
+    """Hold the lock during the block. It is released even if the process is killed."""
     try:
         descriptor = os.open(run, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:

@@ -30,9 +30,9 @@ class RunLog:
         vital: bool = True,
         tracker: Tracker | None = None,
     ) -> None:
-        """`unit` is what is counted: updates of the whole run, or environment steps. If the disk is
-        full, a `vital` log raises, any other loses the line. `tracker` gets the same numbers and is
-        closed with the log."""
+        """`unit` is what `done` counts: updates of the whole run, or environment steps. If the
+        disk is full, a `vital` log raises; any other loses the line. `tracker` gets the same
+        numbers and is closed with the log."""
         from torch.utils.tensorboard import SummaryWriter
 
         path, self._unit, self._vital = folder / NAME, unit, vital
@@ -44,8 +44,7 @@ class RunLog:
     def write(
         self, group: str, done: int, numbers: Mapping[str, float], **lists: Sequence[float]
     ) -> None:
-        """Numbers of one group of metrics after `done` updates or steps. Lists of numbers go to the
-        file only."""
+        """Write one group of metrics after `done` updates or steps. Lists go to the file only."""
         finite: dict[str, Any] = {n: x if math.isfinite(x) else None for n, x in numbers.items()}
         finite |= {name: list(values) for name, values in lists.items()}
         with self._unless_vital():
@@ -57,7 +56,7 @@ class RunLog:
             self._tracker.log({f"{group}/{name}": x for name, x in numbers.items()}, done)
 
     def sync(self) -> None:
-        """Write everything to disk; call it before a checkpoint, which relies on these lines."""
+        """Sync all lines to disk. Call this before a checkpoint, which relies on them."""
         os.fsync(self.file.fileno())
         self._board.flush()
 
@@ -97,7 +96,7 @@ def read_metrics(folder: Path, group: str) -> list[dict[str, Any]]:
 
 
 def _truncate(path: Path, unit: Unit, *, after: int) -> None:
-    """Delete the first line that is incomplete or of a count above `after`, and all that follow."""
+    """Delete the first line that is incomplete or counts above `after`, and all later lines."""
     if not path.exists():
         return
     with path.open("rb+") as file:
@@ -110,7 +109,7 @@ def _truncate(path: Path, unit: Unit, *, after: int) -> None:
 
 
 def _count(line: bytes, unit: Unit) -> float:
-    """The count of a line; infinite for a damaged one, so that it is deleted."""
+    """The count of a line; infinite if it is damaged, so that `_truncate` deletes it."""
     fields = _parsed(line)
     try:
         return int(fields[unit]) if "group" in fields else math.inf

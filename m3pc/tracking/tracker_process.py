@@ -1,8 +1,8 @@
-"""The process in which MLflow or W&B runs, for trackers.py.
+"""The process in which MLflow or W&B runs; trackers.py starts it.
 
-Each line of input is a request, each line of output its answer: empty, or why it failed. The first
-line names the run and has no answer; {} asks for the end. If the run's process dies, input ends and
-so does this process; the tool then shows its run as one that was cut off.
+Each line of input is a request. Each line of output is its answer: empty, or the reason of a
+failure. The first request names the run and has no answer; {} ends the process. If the run's
+process dies, input ends and so does this process; the tool then shows its run as interrupted.
 
     RUN/tracking.json   ids of the tools' runs, which a resumed run continues
 """
@@ -22,9 +22,9 @@ from m3pc.core.files import replace_file
 from m3pc.tracking.trackers import CLOSE_SECONDS, Tracker
 
 IDS = "tracking.json"
-PROJECT = "m3pc"  # or experiment, unless the tool's environment names another
-MAX_PARAMS, MAX_CHARACTERS = 100, 500  # of MLflow: parameters in one call, length of one
-INIT_SECONDS = 30  # of W&B, for its server to answer
+PROJECT = "m3pc"  # W&B project or MLflow experiment, unless the tool's environment names another
+MAX_PARAMS, MAX_CHARACTERS = 100, 500  # MLflow's limits: parameters per call, length of each
+INIT_SECONDS = 30  # W&B's server has to answer within this time
 
 
 class Mlflow:
@@ -40,7 +40,7 @@ class Mlflow:
         missing = [
             Param(name, str(value)[:MAX_CHARACTERS])
             for name, value in params.items()
-            if name not in run.data.params  # a kill may have come before all were there
+            if name not in run.data.params  # a kill may have interrupted the first upload
         ]
         for first in range(0, len(missing), MAX_PARAMS):
             part = missing[first : first + MAX_PARAMS]
@@ -60,7 +60,7 @@ class Mlflow:
         self._client.set_terminated(self._id)
 
     def _previous_run(self, folder: Path) -> Any:
-        """The run to continue, unless MLflow's store does not have it."""
+        """The run to continue; None if MLflow's store does not have it."""
         from mlflow.exceptions import MlflowException
 
         run_id = _read_ids(folder).get("mlflow")
@@ -111,7 +111,7 @@ class Wandb:
         except wandb.errors.UsageError:  # no key, and no terminal to ask for one
             traceback.print_exc()
             self._run = wandb.init(**arguments, mode="offline")
-        # W&B's own steps only grow, but an evaluation arrives later than its step.
+        # W&B's own steps only grow, but evaluations are logged after later steps.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
@@ -132,7 +132,7 @@ TOOLS: Mapping[str, Callable[[Path, Mapping[str, object]], Tracker]] = {
 
 def main() -> None:
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)  # what a tool prints must not look like an answer
+        os.dup2(2, 1)  # output of the tool must not look like an answer
         run = json.loads(sys.stdin.readline() or "{}")
         tool: Tracker | None = None
         for line in sys.stdin:
@@ -152,11 +152,11 @@ def main() -> None:
             answers.flush()
             if not request:
                 break
-    os._exit(0)  # a tool's thread or exit handler would wait for a server that is away
+    os._exit(0)  # skips the tool's threads and exit handlers, which may wait for an absent server
 
 
 def _without_passwords(text: str) -> str:
-    """Addresses lose the user and password in front of the host."""
+    """Remove user and password from addresses in the text."""
     return re.sub(r"//[^/@\s]+@", "//", text)
 
 

@@ -1,8 +1,8 @@
-"""Metrics of a run in MLflow or Weights & Biases, in addition to those in its folder.
+"""Send a run's metrics to MLflow or Weights & Biases, in addition to the run's folder.
 
-Their calls may block for minutes, and W&B ends together with the process that loaded it, whether or
-not that process can wait. So the tool runs in a process of its own (`tracker_process.py`) that a
-thread talks to: whatever goes wrong there costs a line in the log and never the run.
+Calls of these tools may block for minutes, and W&B finishes only when the process that loaded it
+exits, however long that takes. So the tool runs in its own process (`tracker_process.py`), and a
+thread talks to that process. A failure there is logged and never stops the run.
 """
 
 import json
@@ -26,11 +26,11 @@ from m3pc.core.subprocesses import python_path
 from m3pc.types import InputError
 
 NONE = ("", "none")
-PACKAGES = ("mlflow", "wandb")  # named as their tools are
+PACKAGES = ("mlflow", "wandb")  # also the tools' names
 LOG = "tracking.log"  # in the run's folder: the tool's own output
-ROOM = 1000  # reports that may wait; later ones are lost
+ROOM = 1000  # reports that may wait; further reports are lost
 CLOSE_SECONDS, END_SECONDS = 30.0, 5.0
-# Defaults: no telemetry to third parties, and an absent server is noticed soon.
+# Defaults: no telemetry to third parties, and short waits for an absent server.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 class Tracker(Protocol):
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Numbers after `step` updates or environment steps."""
+        """Log numbers after `step` updates or environment steps."""
 
     def close(self) -> None:
         """Finish the tool's run."""
@@ -51,11 +51,11 @@ class Tracker(Protocol):
 
 class KillableTracker(Tracker, Protocol):
     def kill(self) -> None:
-        """Called by another thread: a call that blocks ends at once, with an error."""
+        """Called by another thread: make a call that blocks fail at once."""
 
 
 def make_tracker(name: str, run_folder: Path, config: Config) -> Tracker | None:
-    """The tracker of a run's RunLog; None if `name` is none. It starts with its first numbers."""
+    """The tracker for a run's RunLog; None if `name` is none. It starts at the first report."""
     require_tracker(name)
     if name in NONE:
         return None
@@ -73,7 +73,7 @@ def require_tracker(name: str) -> None:
 
 
 class BackgroundTracker:
-    """Passes reports to a tracker in a thread: the run never waits for it nor sees its errors."""
+    """Passes reports to a tracker in a thread: only `close` waits, and no error reaches the run."""
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class BackgroundTracker:
         room: int = ROOM,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
-        """`start` makes the tracker when there is something to report."""
+        """`start` makes the tracker at the first report."""
         self._start, self._room, self._close_seconds = start, room, close_seconds
         self._tracker: KillableTracker | None = None
         self._reports: SimpleQueue[tuple[dict[str, float], int] | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._given_up = Event()
-        self._dropped = self.failed = 0  # lost reports: counted by the run's and by this thread
+        self._dropped = self.failed = 0  # reports that the run's or the tracker's thread lost
         self._failing = self._full = False
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
@@ -96,7 +96,7 @@ class BackgroundTracker:
         if not finite:
             return
         if self._thread is None:
-            # A daemon thread does not keep the process from ending if it hangs.
+            # A daemon thread that hangs does not keep the process from ending.
             self._thread = Thread(target=self._work, name="tracker", daemon=True)
             self._thread.start()
         full = self._reports.qsize() >= self._room
@@ -109,7 +109,7 @@ class BackgroundTracker:
         self._full = full
 
     def close(self) -> None:
-        """Pass on the reports that wait, for `close_seconds`; then give up."""
+        """Pass on the waiting reports; give up after `close_seconds`."""
         if self._thread is None:
             return
         self._reports.put(None)
@@ -128,10 +128,10 @@ class BackgroundTracker:
             try:
                 if self._tracker is None:
                     self._tracker = self._start()
-                if self._given_up.is_set():  # `close` may have come too early to kill it
+                if self._given_up.is_set():  # `close` may have run before `_tracker` was set
                     raise TimeoutError("the tracker did not start in time")
                 self._tracker.log(*report)
-            except Exception as error:  # any: no fault of a tracker may end a run
+            except Exception as error:  # no failure of a tracker may end the run
                 self.failed += 1
                 if not self._failing:
                     log.warning("event=tracking-lost reason=%s", error)
@@ -148,7 +148,7 @@ class BackgroundTracker:
 
 
 class ExternalTracker:
-    """A tracker in a process of its own, which answers each line that it is sent with a line."""
+    """A tracker in its own process, which answers each line of input with a line."""
 
     def __init__(self, name: str, folder: Path, params: Mapping[str, object]) -> None:
         self._log, self._killed = folder / LOG, False
@@ -159,7 +159,7 @@ class ExternalTracker:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 env=ENVIRONMENT | os.environ | {"PYTHONPATH": python_path()},
-                start_new_session=True,  # no Ctrl-C, and no terminal at which a tool may ask
+                start_new_session=True,  # no Ctrl-C, and no terminal for prompts
                 text=True,
                 encoding="utf-8",
             )
@@ -179,7 +179,7 @@ class ExternalTracker:
             self._process.kill()
             self._process.wait()
             for pipe in (self._requests, self._answers):
-                with suppress(OSError):  # it ended before it read everything
+                with suppress(OSError):  # the process ended before it read everything
                     pipe.close()
 
     def kill(self) -> None:
@@ -195,6 +195,6 @@ class ExternalTracker:
             raise ChildProcessError(reason)
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # it ended, so there will be no answer either
+        with suppress(BrokenPipeError):  # the process ended; reading its answer reports that
             self._requests.write(json.dumps(content) + "\n")
             self._requests.flush()

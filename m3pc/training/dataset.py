@@ -23,14 +23,14 @@ class Dataset:
     train: EpisodeMask  # [E]
     held_out: EpisodeMask  # [E]
     rule: ReturnRule
-    arrays: dict[str, Floats]  # of the normaliser: states.mean, states.std, rewards.mean, ...
+    arrays: dict[str, Floats]  # the normaliser's states.mean, states.std, rewards.mean, ...
     critic_arrays: dict[str, Floats]  # state_mean, state_std: never with padding
     envelope: Floats  # [H] best return at each step over the best episodes
     return_range: Floats  # [2] lowest and highest return
 
 
 def prepare_dataset(store: Store, config: Config) -> Dataset:
-    """Split a store and compute what the model's inputs are normalised and conditioned with."""
+    """Split a store and compute the statistics for normalisation and target returns."""
     train, held_out = split(store, config)
     rule = ReturnRule.of(config.returns, store.header.max_episode_steps)
     bounds = np.cumsum([len(segment.lengths) for segment in store.segments])[:-1]
@@ -112,7 +112,7 @@ def _floored(std: NDArray[np.float64], config: NormaliserConfig) -> NDArray[np.f
 
 
 def _best(store: Store, train: EpisodeMask, count: int) -> Integers:
-    """Numbers of the episodes of highest return."""
+    """Numbers of the `count` training episodes with the highest return."""
     order = np.argsort(-np.where(train, store.episode_returns, -np.inf), kind="stable")
     return order[: min(count, int(train.sum()))]
 
@@ -120,11 +120,8 @@ def _best(store: Store, train: EpisodeMask, count: int) -> Integers:
 def envelope(
     view: StoreView, returns: Sequence[Floats], kept: Integers, max_episode_steps: int
 ) -> Floats:
-    """The highest return-to-go at each step over the episodes `kept` [H]; steps that none of them
-    reaches repeat the last one.
-
-    `returns` are those of the view's segments, in order.
-    """
+    """The highest return-to-go at each step over the episodes `kept`: [H]. Steps beyond the longest
+    episode repeat the last value. `returns` holds one array per segment of the view, in order."""
     flat, ends = np.concatenate(returns), np.cumsum(view.lengths)
     best = np.full(max_episode_steps, -np.inf, np.float32)
     for episode in kept:

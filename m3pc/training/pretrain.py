@@ -2,7 +2,7 @@
 
     RUN/config.yaml     the settings
     RUN/metrics.jsonl   one line per report; TensorBoard's event files are beside it
-    RUN/checkpoints/    the newest ones
+    RUN/checkpoints/    the newest checkpoints
 
 Everything random is a function of the seed and the update's number. So a checkpoint needs only
 weights and optimisers, and a run that was killed continues with the same bits.
@@ -41,7 +41,7 @@ from replay.sampling.sampler import Sampler
 from replay.sampling.transitions import TransitionSampler
 from replay.store.store import Store
 
-# A measurement on held-out data: number of batches, windows in one, transitions in one.
+# A measurement on held-out data: batches, windows per batch, transitions per batch.
 MEASURED_BATCHES, MEASURED_ROWS, MEASURED_STEPS = 4, 512, 2048
 # Prefixes of the tensors that come from the data: no update changes them.
 FROM_DATA = ("normaliser.", "critic.state_", "envelope", "return_range")
@@ -49,9 +49,9 @@ FROM_DATA = ("normaliser.", "critic.state_", "envelope", "return_range")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainResult:
-    path: Path  # of the run
+    path: Path  # the run's folder
     weights: Weights
-    measures: Mapping[str, float]  # on held-out episodes; empty if none was held out
+    measures: Mapping[str, float]  # errors on held-out episodes; empty if there are none
 
 
 def create_run(store: Store, config: Config, out: Path) -> None:
@@ -102,7 +102,7 @@ def _open_source(source: str) -> Store:
 
 
 def draw_curve(run: Path) -> Path:
-    """Draw RUN/curve.png: errors by update, in training and of one step on held-out data."""
+    """Draw RUN/curve.png: training errors and one-step errors on held-out data, by update."""
     model, held_out = read_metrics(run, "model"), read_metrics(run, "held_out")
     lines = {
         name: ([row["update"] for row in model], [row[name] for row in model])
@@ -150,7 +150,7 @@ class PretrainTrainer:
         return self.config.pretrain.updates + critic.regression_updates + critic.updates
 
     def train(self, run: Path, log: RunLog, on_progress: OnProgress) -> None:
-        """The remaining updates: first the model's, then the critic's."""
+        """Do the remaining updates: first the model's, then the critic's."""
         pretrain, critic, means = self.config.pretrain, self.config.critic, RunningMeans()
         while self.done < self.total:
             # Sample a batch and learn from it.
@@ -181,7 +181,7 @@ class PretrainTrainer:
                 self.save(run / "checkpoints")
 
     def _due(self, every: int) -> bool:
-        """Every so many updates, and after the last one of the model and of the critic."""
+        """True at multiples of `every` and after the last update of the model or of the critic."""
         return self.done % every == 0 or self.done in (self.config.pretrain.updates, self.total)
 
     def _progress(self, group: str, means: Mapping[str, float]) -> dict[str, Any]:
@@ -213,7 +213,7 @@ class PretrainTrainer:
         return model | measure_critic(self.critic.critic, map(transitions.batch, numbers))
 
     def weights(self) -> Weights:
-        """A copy as it is now."""
+        """A copy of the current weights."""
         dataset = self.dataset
         return Weights(
             version=self.done,
@@ -283,7 +283,7 @@ class PretrainTrainer:
         return done[0], done[1]
 
     def _training(self) -> dict[str, Tensor]:
-        """What the next update needs beside the weights."""
+        """The training state of model and critic, without their weights."""
         return {f"model.{name}": x for name, x in self.model.state().items()} | {
             f"critic.{name}": x for name, x in self.critic.state().items()
         }

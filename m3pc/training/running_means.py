@@ -19,7 +19,7 @@ class RunningMeans:
                 self.latest[name] = value
 
     def take(self) -> dict[str, float]:
-        """The means, which then start anew."""
+        """Return the means and start anew."""
         means = {name: sum(values) / len(values) for name, values in self._values.items()}
         self._values.clear()
         return means

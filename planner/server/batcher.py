@@ -35,9 +35,9 @@ from planner.requests import answer_in_chunks, count_fitting
 log = logging.getLogger(__name__)
 
 PlanReply = Decision | Rejection
-OnScheduled = Callable[[PlanRequest], None]  # gets the request as it is computed, just before
+OnScheduled = Callable[[PlanRequest], None]  # called just before the request is computed
 
-IDLE_SECONDS = 1.0  # longest wait on an empty queue before it is looked at again
+IDLE_SECONDS = 1.0  # longest single wait on an empty queue
 MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.01, 5.0  # bounds of the retry-after hint
 ROW_SECONDS_GAIN = 0.1  # weight of the last batch in the mean duration of a row
 GROW_AFTER = 100  # batches that fit into memory before larger ones are tried again
@@ -45,7 +45,7 @@ STOP_SECONDS = 10.0
 
 
 class PlanningEngine(Protocol):
-    """What computes the requests of a batcher."""
+    """Computes the requests of a batcher."""
 
     def check(self, request: PlanRequest) -> None:
         """Raise an InputError if the request can never be answered."""
@@ -61,19 +61,19 @@ class QueuedRequest:
     request: PlanRequest
     rows: int
     arrived: float
-    hard_deadline: float  # after which it is not computed any more
-    soft_deadline: float | None = None  # after which a reply is late, but still of use
+    hard_deadline: float  # a request that still waits is rejected then
+    soft_deadline: float | None = None  # a later reply is late, but still of use
     on_scheduled: OnScheduled | None = None
     reply: "Future[PlanReply]" = field(default_factory=Future)
 
 
 class Batcher:
-    """Answers requests from any thread with one thread of its own.
+    """Accepts requests from any thread and computes them in one thread of its own.
 
-    A request is checked once, when it is submitted. A batch starts with `max_rows` rows, or once
-    its oldest request has waited `max_wait` seconds; a larger request is computed alone. At most
-    `queue_rows` rows wait. With a latency model, requests with a soft deadline get fewer candidates
-    where time is short.
+    A request is checked once, when it is submitted. A batch starts once `max_rows` rows wait or the
+    oldest request has waited `max_wait` seconds; a request with more rows is computed alone. At
+    most `queue_rows` rows wait. With a latency model, requests with a soft deadline get fewer
+    candidates when time is short.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Batcher:
         self._computing: list[QueuedRequest] = []
         self._compute_began: float | None = None
         self._limit = max_rows  # rows of a batch that fit into memory
-        self._batches_that_fit = 0  # since the limit was last changed
+        self._batches_that_fit = 0  # count since the limit last changed
         self._row_seconds = 0.0  # mean duration of a row, for the retry-after hint alone
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
@@ -111,12 +111,12 @@ class Batcher:
         soft_deadline: float | None = None,
         on_scheduled: OnScheduled | None = None,
     ) -> "Future[PlanReply]":
-        """The reply, which a rejection completes at once.
+        """Queue a request. A rejected one has its reply at once.
 
-        hard_deadline  seconds from now after which the request is not computed any more
-        soft_deadline  seconds from now after which the reply is late; a latency model makes plans
-                       smaller to meet it
-        on_scheduled   called with the request as it is computed in the end
+        hard_deadline  seconds from now after which the request is rejected if it still waits
+        soft_deadline  seconds from now after which the reply is late; a latency model reduces the
+                       candidates to meet it
+        on_scheduled   called with the request as it is computed, after such a reduction
         """
         now = self._clock()
         queued = QueuedRequest(
@@ -144,7 +144,7 @@ class Batcher:
             self._engine = engine
 
     def stuck_for(self) -> float:
-        """Seconds since the current computation began; 0 between two of them."""
+        """Seconds since the current computation began; 0 if there is none."""
         began = self._compute_began
         return 0.0 if began is None else self._clock() - began
 
@@ -264,7 +264,7 @@ class Batcher:
         self._computing = []
 
     def _schedule(self, batch: Sequence[QueuedRequest], now: float) -> list[PlanRequest]:
-        """The requests to compute: as they came, or with as many candidates as time allows."""
+        """The requests to compute: unchanged, or with as many candidates as time allows."""
         requests = [queued.request for queued in batch]
         if self._latency_model is not None:
             requests = self._latency_model.fit_to_deadlines(
@@ -276,7 +276,7 @@ class Batcher:
         return requests
 
     def _record_plans(self, decisions: Sequence[Decision]) -> None:
-        planned = [d for d in decisions if np.isfinite(d.utility_std).all()]  # has candidates
+        planned = [d for d in decisions if np.isfinite(d.utility_std).all()]  # with candidates
         for decision in planned:
             self._recorder.observe(
                 EFFECTIVE_CANDIDATES, float(decision.effective_candidates.mean())
@@ -286,7 +286,7 @@ class Batcher:
             self._recorder.set(UTILITY_STD, float(utility_std.mean()))
 
     def _replies(self, engine: PlanningEngine, requests: Sequence[PlanRequest]) -> list[PlanReply]:
-        """One reply per request. Where a batch fails, each of its requests is tried alone."""
+        """One reply per request. If a batch fails, each of its requests is tried alone."""
         try:
             return [_reject_not_finite(decision) for decision in self._decide(engine, requests)]
         except Exception as error:
@@ -296,7 +296,7 @@ class Batcher:
         return [self._replies(engine, [request])[0] for request in requests]
 
     def _decide(self, engine: PlanningEngine, requests: Sequence[PlanRequest]) -> list[Decision]:
-        """One decision per request, as one batch unless that does not fit into memory."""
+        """One decision per request, computed as one batch if that fits into memory."""
         rows = sum(len(request.window) for request in requests)
         max_rows = rows if self._limit == self._max_rows else self._limit
         self._compute_began = self._clock()
@@ -356,7 +356,7 @@ def _with_deadline(queued: QueuedRequest, now: float) -> DeadlineRequest:
 
 
 def _reject_not_finite(decision: Decision) -> PlanReply:
-    """Numbers that are finite can still overflow inside the network."""
+    """Reject actions that are not finite: finite inputs can overflow inside the network."""
     if np.isfinite(decision.actions).all():
         return decision
     reason = "its numbers are so large that no finite action follows; give smaller ones"

@@ -1,4 +1,4 @@
-"""A client of planner servers, for processes without torch. It carries names, not handles."""
+"""A client of planner servers, for processes without torch. Its pickle holds names, no handles."""
 
 import logging
 import random
@@ -25,8 +25,8 @@ from planner.server.wire import decision_from_bytes, request_to_bytes
 
 log = logging.getLogger(__name__)
 
-BACKOFF = Backoff(first=0.05, longest=5.0)  # before all planners are asked again
-GRACE = 1.0  # seconds after its deadline in which a planner may still reply that it is late
+BACKOFF = Backoff(first=0.05, longest=5.0)  # pause after all planners have been tried
+GRACE = 1.0  # seconds after the deadline in which a planner may still reply that it is late
 SLICE = 0.25  # seconds between two calls of `stop`
 
 
@@ -36,7 +36,7 @@ def _never() -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentRequest:
-    name: str  # of the planner
+    name: str  # the planner's name
     sent_at: float
     reply: Any  # an ObjectRef, or a Rejection if the request could not be sent
 
@@ -59,10 +59,10 @@ class PlannerClient:
     ) -> None:
         """`window` and `horizon` are those of the planners' configuration.
 
-        names     of the actors
+        names     the actors' names
         deadline  seconds for one attempt
-        slot      number of this client; it selects the actor of the first attempt
-        patience  seconds of `decide` before a PlannerGoneError
+        slot      number of this client; selects the actor of the first attempt
+        patience  seconds after which `decide` raises a PlannerGoneError
         """
         assert names, "no planner to ask"
         self.window, self.horizon = window, horizon
@@ -95,7 +95,7 @@ class PlannerClient:
     def _receive(
         self, sent: SentRequest, until: float, stop: Callable[[], bool]
     ) -> Decision | Rejection:
-        """The reply, or a rejection at the attempt's deadline, at `until` or once `stop()`."""
+        """Wait for the reply; LATE after the attempt's deadline or `until`, or once `stop()`."""
         if isinstance(sent.reply, Rejection):
             return sent.reply
         until = min(until, sent.sent_at + self._deadline + GRACE)
@@ -112,7 +112,7 @@ class PlannerClient:
             return self._forget(sent.name, error)
 
     def _forget(self, name: str, error: Exception) -> Rejection:
-        """Look the name up again next time: a new actor may be registered under it by then."""
+        """Drop the handle: a new actor may have the name when the next attempt looks it up."""
         self._actors.pop(name, None)
         reason = f"{name}: {type(error).__name__}: {str(error)[:200]}"
         log.info("event=planner-lost reason=%r", reason)
@@ -121,7 +121,7 @@ class PlannerClient:
     def _back_off(
         self, attempt: int, min_pause: float, until: float, stop: Callable[[], bool]
     ) -> None:
-        """Pause whenever all planners have been tried."""
+        """Pause if all planners have been tried."""
         rounds, tried = divmod(attempt, len(self._names))
         if tried:
             return
@@ -140,8 +140,8 @@ class InFlightRequest:
         self._sent = client._send(self._request, 0)
 
     def result(self, patience: float, stop: Callable[[], bool] = _never) -> Decision:
-        """The decision, after as many attempts as it takes; PlannerGoneError after `patience`
-        seconds, or once `stop()`."""
+        """Retry until there is a decision; PlannerGoneError after `patience` seconds, or if
+        `stop()` is true."""
         client, until = self._client, self._client._clock() + patience
         while True:
             reply = client._receive(self._sent, until, stop)

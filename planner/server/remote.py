@@ -1,6 +1,6 @@
 """The planner in its own process. Logic belongs in service.py.
 
-A process that looks the actor up by name imports this module, so it must not import torch.
+Clients that look the actor up by name import this module, so it must not import torch.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from m3pc.telemetry.process_report import ProcessReport
     from planner.server.service import PlannerService, PlannerStatus
 
-# Calls at a time. Each group has an event loop of its own, so requests that wait for their batch
-# never delay a report. The batcher's thread computes; calls only wait for it.
+# Concurrent calls. Each group has its own event loop, so requests that wait for their batch never
+# delay a report. The batcher's thread computes; calls only wait.
 GROUPS = {"plans": 1000, "reports": 4}
 
 
-# The driver of the run restarts it. Ray's own annotations know no concurrency groups.
+# The run's driver restarts the actor. Ray's own annotations lack concurrency groups.
 @cast(Any, ray.remote)(num_cpus=1, max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)
 class PlannerActor:
     def __init__(self, build: "Callable[[], PlannerService]", stuck_limit: float = LIMIT) -> None:

@@ -1,4 +1,4 @@
-"""The planner server without Ray: weights that answer in batches and follow a run's newest."""
+"""The planner server without Ray: it answers in batches and follows a run's newest weights."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ class PlannerStatus:
 
 
 class PlannerService:
-    """Answers requests from any thread in batches, by weights that can be replaced meanwhile."""
+    """Answers requests from any thread in batches; its weights can be replaced meanwhile."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class PlannerService:
         engine: Callable[[Policy], PlanningEngine] = lambda policy: policy,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`config` is the run's; without it, the one of the weights.
+        """`config` is the run's; without it, the configuration of the weights is used.
 
         deadline_aware  measure the planner first, and give requests with a soft deadline as many
                         candidates as there is time for
@@ -93,8 +93,8 @@ class PlannerService:
         self._loader.start()
 
     def swap_weights(self, weights: Weights) -> None:
-        """Use these weights from the next batch on. Raises an InputError, and keeps the current
-        ones, where they are damaged or of other sizes."""
+        """Use these weights from the next batch on. If they are damaged or do not fit, raise an
+        InputError and keep the current ones."""
         try:
             self._use(validated_successor(weights, self._policy))
         except RejectedError as error:
@@ -112,13 +112,13 @@ class PlannerService:
         soft_deadline: float | None = None,
         on_scheduled: OnScheduled | None = None,
     ) -> "Future[PlanReply]":
-        """The reply to a request, as of `Batcher.submit`."""
+        """See `Batcher.submit`."""
         return self._batcher.submit(
             request, hard_deadline, soft_deadline=soft_deadline, on_scheduled=on_scheduled
         )
 
     async def plan(self, request: bytes, deadline: float) -> bytes | Rejection:
-        """The reply to an encoded request, encoded, within `deadline` seconds."""
+        """Answer an encoded request within `deadline` seconds, by an encoded decision."""
         try:
             decoded = request_from_bytes(request)
         except InputError as error:

@@ -16,7 +16,7 @@ def batch_watchdog(
     *,
     end: Callable[[int], object] | None = None,
 ) -> Watchdog:
-    """`stuck_for()`: how long the current batch has taken; `limit`: how long it may, in seconds."""
+    """A watchdog of the current batch, which has taken `stuck_for()` of `limit` seconds so far."""
 
     def on_hang(seconds: float) -> None:
         log.error("event=planner-stuck seconds=%.1f limit_s=%g", seconds, limit)

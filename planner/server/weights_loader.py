@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 POINTER = "weights"
 POLL_SECONDS = 1.0  # longest wait of one poll for a newer version
-BACKOFF = Backoff(first=1.0, longest=60.0)  # before a rejected version is tried again
+BACKOFF = Backoff(first=1.0, longest=60.0)  # pause before a rejected version is tried again
 STOP_SECONDS = 10.0
 
 LoadFailure = Literal["missing", "size", "hash", "format", "shape", "finite", "canary", "env"]
@@ -48,8 +48,8 @@ class RejectedError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedVersion:
     pointer: Pointer
-    failures: int  # in a row
-    retry_at: float  # on the loader's clock
+    failures: int  # consecutive failures
+    retry_at: float  # time on the loader's clock
 
 
 class PointerSource(Protocol):
@@ -180,7 +180,7 @@ def canary(policy: Policy) -> None:
 
 
 def typical_window(policy: Policy) -> Window:
-    """The data's mean state in every step of a window, at an episode's start and later on."""
+    """Two windows filled with the data's mean state: at an episode's start, and later on."""
     config, weights = policy.config, policy.weights
     mean = weights.tensors["normaliser.states.mean"].numpy()
     now = np.asarray([0, config.context], np.int64)
@@ -194,8 +194,8 @@ def typical_window(policy: Policy) -> Window:
 
 
 def validated_successor(weights: Weights, current: Policy) -> Policy:
-    """A policy that can replace `current`; a RejectedError if sizes or environment differ, or its
-    numbers are not sound."""
+    """A policy that can replace `current`; a RejectedError if sizes, settings or environment do not
+    fit, or if it fails the canary."""
     old = current.weights
     sizes = [(w.state_size, w.action_size, w.max_episode_steps) for w in (weights, old)]
     if sizes[0] != sizes[1]:

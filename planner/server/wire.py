@@ -1,7 +1,7 @@
 """Requests and decisions as bytes, which Ray carries far more cheaply than objects.
 
-E environments, T steps of a window, S state, A action. After a fixed head come the arrays, one
-after the other, little-endian.
+E environments, T steps of a window, S state, A action. A fixed head precedes the arrays; all is
+little-endian.
 """
 
 import math
@@ -27,7 +27,7 @@ ArrayLayout = Sequence[tuple[tuple[int, ...], "np.dtype[Any]"]]
 
 
 def request_to_bytes(request: PlanRequest) -> bytes:
-    """InputError where a mode or an array does not fit the format; values are not checked."""
+    """InputError if a mode or an array does not fit the format; values are not checked."""
     window, mode = request.window, NO_MODE
     if request.mode is not None:
         if request.mode not in MODES:
@@ -50,7 +50,7 @@ def request_to_bytes(request: PlanRequest) -> bytes:
 
 
 def request_from_bytes(content: bytes) -> PlanRequest:
-    """Its arrays are read-only."""
+    """The returned arrays are read-only."""
     _require(len(content) >= REQUEST.size, "it is too short")
     written, mode, ratio, target, explore, mean, candidates, *sizes = REQUEST.unpack_from(content)
     _require(written == FORMAT, f"its format is {written}, this version reads {FORMAT}")
@@ -81,7 +81,7 @@ def decision_to_bytes(decision: Decision) -> bytes:
 
 
 def decision_from_bytes(content: bytes) -> Decision:
-    """Its arrays may be written to."""
+    """The returned arrays are writable."""
     _require(len(content) >= DECISION.size, "it is too short")
     written, version, rows, size = DECISION.unpack_from(content)
     _require(written == FORMAT, f"its format is {written}, this version reads {FORMAT}")

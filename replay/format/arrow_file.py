@@ -1,32 +1,29 @@
-"""Whether the first batch of an Arrow IPC file is compressed, found out before Arrow reads it.
+"""Detects compressed Arrow IPC files before Arrow reads them.
 
-Arrow decompresses a column to whatever size the file claims, which may be thousands of times that
-of the file. Columns of a store are never compressed, so that they can be mapped; a file with others
-is refused unread.
+Arrow decompresses a column to whatever size the file claims, possibly thousands of times the file's
+own. A store's columns are never compressed, so that they can be mapped: others are refused unread.
 
-The footer at the end of a file says where its batches are. Footer and batches are described in
-flatbuffers: tables whose fields are looked up by number (https://arrow.apache.org/docs/format).
+The footer of a file says where the batches are. Footer and batches are described in flatbuffers:
+tables whose fields are looked up by number (https://arrow.apache.org/docs/format).
 """
 
 import mmap
 import struct
 
 MAGIC = b"ARROW1"
-CONTINUATION = 0xFFFFFFFF  # before a message, except in files of old versions
+CONTINUATION = 0xFFFFFFFF  # precedes a message, except in files of old versions
 BATCHES = 3  # field of a footer
 HEADER, METADATA = 2, 4  # fields of a message
-COMPRESSION = 3  # field of the batch that is its header
+COMPRESSION = 3  # field of a record batch, the header of its message
 
 
 def is_compressed(content: bytes | mmap.mmap) -> bool:
-    """Old versions of Arrow declared compression in the metadata of the message: that counts too.
-
-    struct.error: this is no Arrow file.
-    """
+    """Whether the first batch is compressed or its message has metadata, in which old versions of
+    Arrow declared compression. struct.error: this is no Arrow file."""
     end = len(content) - len(MAGIC) - 4
     footer = _follow(content, end - _number("<i", content, end))
     blocks = _follow(content, _field(content, footer, BATCHES))
-    place = _number("<q", content, blocks + 4)  # behind their count
+    place = _number("<q", content, blocks + 4)  # after the number of blocks
     place += 8 if _number("<I", content, place) == CONTINUATION else 4
     message = _follow(content, place)
     batch = _follow(content, _field(content, message, HEADER))
@@ -34,7 +31,7 @@ def is_compressed(content: bytes | mmap.mmap) -> bool:
 
 
 def _field(content: bytes | mmap.mmap, table: int, number: int) -> int:
-    """Offset of a field of a table; 0 where the table has no field of this number."""
+    """Return the offset of a field; 0 if the table lacks the field."""
     offsets = table - _number("<i", content, table)
     entry = 4 + 2 * number
     if entry >= _number("<H", content, offsets):
@@ -48,7 +45,7 @@ def _follow(content: bytes | mmap.mmap, place: int) -> int:
 
 
 def _number(form: str, content: bytes | mmap.mmap, place: int) -> int:
-    if place < 0:  # Python would count it from the end
+    if place < 0:  # a negative offset counts from the end
         raise struct.error(f"there is nothing at {place}")
     number: int = struct.unpack_from(form, content, place)[0]
     return number

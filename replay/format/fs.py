@@ -1,7 +1,7 @@
-"""The few calls through which a live store uses a disk, so that tests can simulate one.
+"""The disk operations of a live store, as a protocol so that tests can simulate a disk.
 
-A write is on the disk after `File.sync`, a name after `sync_folder` of its folder; until then a
-power loss may undo either, in any order. `tests/support/faults/sim_fs.py` simulates such losses.
+Bytes are on the disk after `File.sync`, names after `sync_folder` of their folder. Until then a
+power loss may undo any of them, in any order: `tests/support/faults/sim_fs.py` simulates this.
 """
 
 import fcntl
@@ -15,8 +15,8 @@ from typing import Protocol
 
 from m3pc.core.files import sync_directory
 
-MAX_PARTS = 1024  # that Linux takes in one call
-TEMPORARY = ".new"  # ends the names of files that are being written
+MAX_PARTS = 1024  # Linux takes no more in one call
+TEMPORARY = ".new"  # suffix of files that are being written
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not block
 
 
@@ -24,7 +24,7 @@ class File(Protocol):
     """An open file that grows at its end."""
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Append all parts, or raise OSError; what was written before an error stays."""
+        """Append all parts, or raise OSError; bytes written before an error stay."""
 
     def write_at(self, offset: int, content: bytes) -> None: ...
     def truncate(self, size: int) -> None: ...
@@ -36,26 +36,26 @@ class File(Protocol):
 
 class FS(Protocol):
     def create(self, path: Path) -> File:
-        """A new file; FileExistsError where the name is taken, by a link too."""
+        """Create a file. FileExistsError: the name is taken, perhaps by a link."""
 
     def append(self, path: Path) -> File: ...
     def read(self, path: Path) -> bytes: ...
     def map(self, path: Path) -> bytes | mmap.mmap:
-        """The content of a file, from the page cache where that is possible."""
+        """Return the content of a file, memory-mapped where possible."""
 
     def names(self, folder: Path) -> list[str]:
-        """The names in a folder, sorted; empty where there is no such folder."""
+        """Return the sorted names in a folder; none if there is no such folder."""
 
     def make_folder(self, path: Path) -> None: ...
     def rename(self, old: Path, new: Path) -> None:
-        """A file that has the new name already is replaced."""
+        """Replaces an existing file of the new name."""
 
     def unlink(self, path: Path) -> None: ...
     def sync_folder(self, path: Path) -> None: ...
     def free_bytes(self, path: Path) -> int: ...
     def lock(self, folder: Path, *, shared: bool) -> Callable[[], None]:
-        """Lock a folder, alone or with others that share it, until the result is called.
-        BlockingIOError: another process holds a lock that excludes this one."""
+        """Lock a folder until the returned function is called. Shared locks exclude only
+        exclusive ones. BlockingIOError: another process holds a lock that excludes this one."""
 
 
 class DiskFile:
@@ -122,7 +122,7 @@ class Disk:
         return volume.f_bavail * volume.f_frsize
 
     def lock(self, folder: Path, *, shared: bool) -> Callable[[], None]:
-        """The folder itself is locked: a lock file could be lost or left behind."""
+        """Locks the folder itself: a lock file could be lost or left behind."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
@@ -134,8 +134,7 @@ class Disk:
 
 
 def write_file(fs: FS, path: Path, parts: Sequence[bytes | memoryview]) -> None:
-    """A new file whose content is synced, its name not yet. What an earlier attempt left under the
-    name is replaced."""
+    """Write a file and sync its content, but not its name. Replaces an existing file."""
     if path.name in fs.names(path.parent):
         fs.unlink(path)
     file = fs.create(path)
@@ -147,7 +146,7 @@ def write_file(fs: FS, path: Path, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def _write_all(descriptor: int, parts: Sequence[bytes | memoryview]) -> None:
-    """Write the parts without joining them. The system may take fewer bytes than it is given."""
+    """Write the parts without joining them; `writev` may take fewer bytes than it is given."""
     rest = deque(memoryview(part).cast("B") for part in parts)
     while rest:
         taken = os.writev(descriptor, list(islice(rest, MAX_PARTS)))

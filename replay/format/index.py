@@ -1,4 +1,4 @@
-"""The index of a store: what it holds, computed from the events of its manifest."""
+"""The index of a store summarises the events of its manifest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from replay.format.manifest import (
 
 
 class SegmentEntry(NamedTuple):
-    """A segment by its two files."""
+    """A segment consists of two files."""
 
     number: int
     steps: FileEntry
@@ -32,19 +32,19 @@ class SegmentEntry(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """The newest incarnation of a slot, and what it must send next."""
+    """The newest incarnation of a slot and its next sequence number."""
 
     incarnation: int
-    expected: int  # next sequence number
+    expected: int
 
 
 class StoredTotals(NamedTuple):
-    """Counts of all episodes that were ever stored, each once, including those dropped since."""
+    """Counts over all episodes ever stored, including dropped ones; each counts once."""
 
     episodes: int = 0
     steps: int = 0
     terminated: int = 0  # episodes
-    truncated: int = 0  # episodes that are not terminated too
+    truncated: int = 0  # episodes that were only truncated
 
     @property
     def aborted(self) -> int:
@@ -60,12 +60,12 @@ NOTHING = StoredTotals()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreIndex:
     header: Header
-    close: Close | None = None  # of a finished data set
-    rolls: int = 0  # logs that became segments; the open log has this number
+    close: Close | None = None  # set in a finished data set
+    rolls: int = 0  # how many logs became segments; also the number of the open log
     segments: tuple[SegmentEntry, ...] = ()
-    producers: Mapping[int, ProducerState] = field(default_factory=dict)  # by slot
-    totals: StoredTotals = NOTHING  # of logs that became segments
-    refused: int = 0  # invalid episodes, in logs that became segments
+    producers: Mapping[int, ProducerState] = field(default_factory=dict)  # keyed by slot
+    totals: StoredTotals = NOTHING  # without the open log
+    refused: int = 0  # invalid episodes, without the open log
     dropped: tuple[int, ...] = ()
     quarantined: tuple[Quarantine, ...] = ()
     withdrawn: tuple[Withdraw, ...] = ()
@@ -77,7 +77,7 @@ class StoreIndex:
 
 
 def index_of(events: Sequence[AnyEvent], path: Path) -> StoreIndex:
-    """InputError where the events do not fit together."""
+    """Compute the index. InputError: the events are incomplete or contradict each other."""
     match events:
         case [Header(event="open") as header, *seals, Close() as close] if seals and all(
             isinstance(seal, Seal) for seal in seals
@@ -148,7 +148,7 @@ class IndexBuilder:
 
 
 def _has_own_files(roll: Roll) -> bool:
-    """Whether its two files are named by its number, or it has none."""
+    """Whether the roll has no files, or two that are named after its number."""
     names = [entry and entry.name for entry in (roll.steps, roll.episodes)]
     number = f"{roll.number:06d}"
     return names in ([None, None], [f"{number}.steps.arrow", f"{number}.episodes.arrow"])

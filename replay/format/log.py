@@ -4,9 +4,9 @@
     frame  magic crc | slot ended reason incarnation sequence seed version steps
            last version, target return, utility (not in format 1) | the numbers
 
-The numbers are states [L + 1, S], actions [L, A] and rewards [L] as float32, padded to 8 bytes. A
-frame without steps stands for an episode that was refused. Every CRC-32 begins with the log's
-random salt, so that blocks of an old log, which a file system may reuse, are no valid frames.
+The numbers are states [L + 1, S], actions [L, A] and rewards [L] as float32, padded to a
+multiple of 8 bytes. A frame without steps records a refused episode. Every CRC-32 begins with
+the log's random salt, so blocks of an old log that the file system reuses are no valid frames.
 """
 
 import math
@@ -29,26 +29,26 @@ from replay.format.validation import check_episode, is_valid_key
 FOLDER = "log"
 MAGIC, FRAME_MAGIC = b"m3pl", b"m3pf"
 HEAD = struct.Struct("<4sIQ8s8s")
-FRAMES = {  # by the store's format, which the fingerprint in the head depends on
+FRAMES = {  # one layout per store format, on which the head's fingerprint depends
     1: struct.Struct("<4sIIHHQQqqII"),
     2: struct.Struct("<4sIIHHQQqqIIqdd"),
 }
-CHECKED = 8  # bytes before those that a checksum covers
-SKIPPED = 4  # bit of `ended`, beside TERMINATED and TRUNCATED
+CHECKED = 8  # offset of the first byte that a checksum covers
+SKIPPED = 4  # value of `ended` for a refused episode
 REASONS: tuple[PayloadFault, ...] = get_args(PayloadFault)
 NO_TAGS = (-1, math.nan, math.nan)  # last version, target return, utility
-SALT, SALT_AT = 8, 16  # bytes; their offset in the head
+SALT, SALT_AT = 8, 16  # size in bytes; offset in the head
 
 Salts = Callable[[int], bytes]  # `os.urandom`, or a reproducible one in tests
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One sequence number of a producer."""
+    """An episode that was stored, or the record of one that was refused."""
 
     key: AppendKey
-    episode: Episode | None  # None: it was refused
-    reason: PayloadFault | None = None  # why
+    episode: Episode | None  # None: refused
+    reason: PayloadFault | None = None  # why the episode was refused
 
 
 def file_name(number: int) -> str:
@@ -56,14 +56,14 @@ def file_name(number: int) -> str:
 
 
 class Log:
-    """A log that grows. What was written is safe once it is synced."""
+    """A growing log. Entries survive a power loss once they are synced."""
 
     def __init__(self, file: File, number: int, salt: bytes, end: int) -> None:
         self._file, self.number, self.salt, self.end = file, number, salt, end
         self.doubtful = False  # whether the content on the disk is unknown
 
     def write(self, entries: Sequence[LogEntry]) -> None:
-        """All entries, or OSError and none of them."""
+        """Write all entries. After an OSError none is in the log, unless the log is `doubtful`."""
         parts = [part for entry in entries for part in encode(entry, self.salt)]
         try:
             self._file.write(parts)
@@ -73,7 +73,7 @@ class Log:
         self.end += sum(map(len, parts))
 
     def cut(self) -> None:
-        """Remove what a failed write left, synced: it could reappear after a power loss."""
+        """Cut off a failed write and sync: otherwise it could reappear after a power loss."""
         self.doubtful = True
         self._file.truncate(self.end)
         self._file.sync()
@@ -89,7 +89,7 @@ class Log:
 
 
 def create(fs: FS, path: Path, number: int, header: Header, salts: Salts) -> Log:
-    """A new log, synced except for its name. An old file of that name is replaced."""
+    """Create a log and sync it, but not its name. Replaces an existing file."""
     if path.name in fs.names(path.parent):
         fs.unlink(path)
     salt = salts(SALT)
@@ -106,13 +106,13 @@ def create(fs: FS, path: Path, number: int, header: Header, salts: Salts) -> Log
 
 
 def fingerprint(header: Header) -> bytes:
-    """A checksum of what the sizes of frames depend on, and of the store's source."""
+    """Checksum of the header, which determines the sizes of frames and names the store's source."""
     text = header.model_dump_json().encode()
     return struct.pack("<II", zlib.crc32(text), zlib.crc32(text, 1))
 
 
 def read_salt(content: bytes, number: int, header: Header) -> bytes | None:
-    """The salt of log `number` of this store; None if these bytes are anything else."""
+    """Return the salt of log `number` of this store; None if the head is not that log's."""
     if len(content) < HEAD.size:
         return None
     magic, crc, log_number, salt, print_ = HEAD.unpack_from(content)
@@ -142,7 +142,7 @@ def encode(entry: LogEntry, salt: bytes) -> list[bytes]:
 def frames(
     content: bytes | memoryview, place: int, header: Header, salt: bytes
 ) -> Iterator[tuple[LogEntry, int]]:
-    """The entries from `place` on, each with its end, up to the first incomplete frame."""
+    """Yield entries from `place` on with the offsets of their ends, up to an incomplete frame."""
     while (entry_end := frame(content, place, header, salt)) is not None:
         yield entry_end
         place = entry_end[1]
@@ -168,7 +168,7 @@ class EntryHeader(NamedTuple):
 def frame(
     content: bytes | memoryview, place: int, header: Header, salt: bytes
 ) -> tuple[LogEntry, int] | None:
-    """The entry at `place` and its end; None if there is no complete frame."""
+    """Return the entry at `place` and the offset of its end; None if there is no complete frame."""
     layout = FRAMES[header.format]
     start = place + layout.size
     if len(content) < start or content[place : place + 4] != FRAME_MAGIC:
@@ -185,7 +185,7 @@ def frame(
 
 
 def _entry(head: EntryHeader, numbers: memoryview, header: Header) -> LogEntry | None:
-    """None where the checksum is right, but the content is none that a writer makes."""
+    """Decode a frame with a correct checksum; None if no writer makes such content."""
     key = AppendKey(head.slot, head.incarnation, head.sequence)
     if not is_valid_key(key) or head.reason >= len(REASONS):
         return None
@@ -219,7 +219,7 @@ def numbers_size(header: Header, steps: int) -> int:
 
 
 def _columns(numbers: memoryview, header: Header, steps: int) -> tuple[Floats, Floats, Floats]:
-    """States, actions, rewards."""
+    """Return states, actions, rewards."""
     sizes = (steps + 1) * header.states, steps * header.actions, steps
     values = np.frombuffer(numbers, np.float32, sum(sizes))
     states, actions, rewards = np.split(values, np.cumsum(sizes)[:-1])

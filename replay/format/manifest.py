@@ -1,6 +1,6 @@
-"""The list of what a store holds: an append-only text file of one JSON event per line.
+"""The manifest lists what a store holds: an append-only text file, one JSON event per line.
 
-    9a0c1f2e {"event": "open", ...}       sizes, source, format; "live" for one that grows
+    9a0c1f2e {"event": "open", ...}       sizes, source, format; "live" for a growing store
     51d0b7aa {"event": "seal", ...}       one segment: rows, bytes and SHA-256 of its two files
     e2f6c411 {"event": "close", ...}      totals: the store is finished
 
@@ -49,7 +49,7 @@ class Event(BaseModel):
 
 
 class Header(Event):
-    """What every episode in the store has in common."""
+    """Properties that all episodes of a store share."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
@@ -109,7 +109,7 @@ class Quarantine(Event):
 
 
 class Withdraw(Event):
-    """What this producer sent is never sampled again."""
+    """Episodes of this producer are never sampled again."""
 
     event: Literal["withdraw"] = "withdraw"
     slot: Number
@@ -121,7 +121,7 @@ _PARSER: TypeAdapter[AnyEvent] = TypeAdapter(Annotated[AnyEvent, Field(discrimin
 
 
 def encode(events: Sequence[AnyEvent], crc: int = 0) -> bytes:
-    """Lines to append after one with the checksum `crc`."""
+    """Encode lines that follow a line with the checksum `crc`."""
     text = bytearray()
     for event in events:
         body = event.model_dump_json().encode()
@@ -132,13 +132,13 @@ def encode(events: Sequence[AnyEvent], crc: int = 0) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedManifest:
-    """The complete lines from the beginning on, and what comes after them."""
+    """A manifest up to its first incomplete line, and the rest."""
 
     events: list[AnyEvent]
-    complete: bytes  # those lines
-    crc: int  # checksum of the last one
-    rest: bytes  # the first incomplete line, and all after it
-    more: bool  # whether a complete line follows in `rest`: then a crash does not explain it
+    complete: bytes  # the complete lines
+    crc: int  # checksum of the last complete line
+    rest: bytes  # from the first incomplete line on
+    more: bool  # whether `rest` holds a complete line, which no crash explains
 
 
 def parse(content: bytes, path: Path) -> ParsedManifest:
@@ -179,13 +179,13 @@ def read(fs: FS, folder: Path) -> bytes:
 
 
 def _body(line: bytes, crc: int) -> bytes | None:
-    """The JSON of a complete line after one with the checksum `crc`; None for any other line."""
+    """Return the JSON of a line whose checksum continues `crc`; None for any other line."""
     body = line[9:-1]
     return body if line == b"%08x %s\n" % (zlib.crc32(body, crc), body) else None
 
 
 def _complete_line_follows(lines: list[bytes]) -> bool:
-    """Whether a complete line follows a bad one. Each checksum includes that of the line before."""
+    """Whether a complete line follows a bad one: each checksum continues the previous line's."""
     for before, line in pairwise(lines):
         try:
             digits = int(before[:8], 16) & 0xFFFFFFFF
@@ -197,7 +197,7 @@ def _complete_line_follows(lines: list[bytes]) -> bool:
 
 
 def _refuse_other_formats(body: bytes, path: Path) -> None:
-    """A clear message, before the fields of an unknown format are reported as errors."""
+    """Refuse an unknown format by name, before its fields are reported as errors."""
     try:
         store_format = json.loads(body)["format"]
     except (ValueError, KeyError, TypeError, RecursionError):

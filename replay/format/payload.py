@@ -1,15 +1,15 @@
-"""An episode as bytes that a store checks before it trusts them. S state, A action, L steps.
+"""Encodes an episode for a store, which checks the bytes. S state, A action, L steps.
 
-    magic  crc32 of all that follows  rows  ended  seed
+    magic  crc32 of the rest  rows  ended  seed
     version  last version  target return  utility
     Arrow stream: schema, one batch
 
-The batch has rows = L + 1 of states, actions and rewards. The last row holds the state in which the
-episode ended; no step was taken from it, so its action and reward are 0.
+The batch has rows = L + 1 of states, actions and rewards. The last row holds the final state, from
+which no step was taken: its action and reward are 0.
 
-The bytes come from processes that run third-party environments, and crafted metadata can crash
-Arrow's own parser. So nothing is parsed: except for the numbers a stream must be, byte for byte,
-what `encode` writes for an episode of this length, and then the numbers are at known offsets.
+The senders run third-party environments, and crafted metadata can crash Arrow's parser. So the
+stream is never parsed: apart from the numbers, it must be byte for byte what `encode` writes for an
+episode of this length, which puts the numbers at known offsets.
 """
 
 import io
@@ -28,17 +28,17 @@ from replay.format.validation import check_episode
 
 MAGIC = b"m3e2"
 HEAD = struct.Struct("<4sIIIqqqdd")
-CHECKED = 8  # bytes before those that the checksum covers
+CHECKED = 8  # offset of the first byte that the checksum covers
 TERMINATED, TRUNCATED = 1, 2  # bits of `ended`
 MAX_BYTES = 16 << 20
 MAX_REWARD = 1e6
-END = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow stream
+END = b"\xff\xff\xff\xff\0\0\0\0"  # last bytes of an Arrow stream
 
 PayloadFault = Literal["size", "head", "checksum", "rows", "arrow", "values"]
 
 
 class PayloadError(InputError):
-    """Bytes that a store never accepts, however often they are sent."""
+    """A store never accepts these bytes, however often they are sent."""
 
     def __init__(self, code: PayloadFault, message: str) -> None:
         super().__init__(f"the payload was rejected ({code}): {message}")
@@ -58,7 +58,7 @@ def encode(episode: Episode) -> bytes:
 
 
 def decode(payload: bytes, header: Header) -> Episode:
-    """The episode, or a PayloadError. Its arrays are views of the payload."""
+    """Return the episode, whose arrays are views of the payload, or raise PayloadError."""
     if not HEAD.size <= len(payload) <= MAX_BYTES:
         raise PayloadError(
             "size", f"{len(payload)} bytes, expected {HEAD.size} to {MAX_BYTES}; cut the episode"
@@ -99,7 +99,7 @@ class StreamFrame(NamedTuple):
     """The constant bytes around the numbers of a stream."""
 
     before: bytes
-    size: int  # of the numbers, each column padded to a multiple of 8 bytes
+    size: int  # bytes of the numbers, each column padded to a multiple of 8
 
 
 @lru_cache(maxsize=4096)
@@ -112,9 +112,8 @@ def stream_frame(states: int, actions: int, rows: int) -> StreamFrame:
 
 
 def _columns(payload: bytes, header: Header, rows: int) -> tuple[Floats, Floats, Floats]:
-    if 4 * rows * (header.states + header.actions + 1) > len(
-        payload
-    ):  # before memory is allocated for it
+    # Checked first because `stream_frame` allocates memory for all rows.
+    if 4 * rows * (header.states + header.actions + 1) > len(payload):
         raise PayloadError("arrow", f"{len(payload)} bytes, too few for {rows} rows")
     frame = stream_frame(header.states, header.actions, rows)
     place = HEAD.size + len(frame.before)

@@ -1,8 +1,8 @@
-"""The columns of a store. Every row is fixed-width, so a column is one block of memory. S, A sizes.
+"""The columns of a store. Rows have a fixed width, so a column is one block of memory.
 
 A segment is two Arrow IPC files with one record batch each: its steps, one row per step, and its
-episodes, one row per episode. Episodes never span segments. The state in which an episode ended is
-a column of `episodes`: no step was taken from it.
+episodes, one row per episode. Episodes never span segments. The final state of an episode, from
+which no step was taken, is a column of `episodes`.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import pyarrow as pa
 from m3pc.core.returns import steps_within
 from m3pc.types import AppendKey, Episode
 
-FORMAT = 2  # of stores that this version writes
-READABLE = (1, 2)  # in 1 an episode has no last version, target return (`condition`) and utility
+FORMAT = 2  # this version writes it
+READABLE = (1, 2)  # format 1 lacks last version, target return (`condition`) and utility
 
 
 def steps_schema(states: int, actions: int) -> pa.Schema:
@@ -23,7 +23,7 @@ def steps_schema(states: int, actions: int) -> pa.Schema:
         actions=pa.list_(pa.float32(), actions),
         rewards=pa.float32(),
         episode=pa.int64(),  # joins with the episodes file
-        step=pa.int32(),  # since the episode's reset
+        step=pa.int32(),  # steps since the episode's reset
     )
 
 
@@ -31,7 +31,7 @@ def episodes_schema(states: int, store_format: int = FORMAT) -> pa.Schema:
     tags = {"last_version": pa.int64(), "condition": pa.float64(), "utility": pa.float64()}
     return _required(
         episode=pa.int64(),  # number in the store
-        first=pa.int64(),  # its first row in the steps file
+        first=pa.int64(),  # the episode's first row in the steps file
         length=pa.int32(),
         terminated=pa.bool_(),
         truncated=pa.bool_(),
@@ -44,13 +44,13 @@ def episodes_schema(states: int, store_format: int = FORMAT) -> pa.Schema:
 
 
 def live_episodes_schema(states: int, store_format: int = FORMAT) -> pa.Schema:
-    """The same with the key under which each was appended."""
+    """The columns of `episodes_schema`, then the key under which the episode was appended."""
     keys = [pa.field(name, pa.int64(), nullable=False) for name in AppendKey._fields]
     return pa.schema([*episodes_schema(states, store_format), *keys])
 
 
 def wire_schema(states: int, actions: int) -> pa.Schema:
-    """The columns of an episode that an actor sends: see `replay/format/payload.py`."""
+    """The columns of an episode on its way to the store: see `replay/format/payload.py`."""
     return _required(
         states=pa.list_(pa.float32(), states),
         actions=pa.list_(pa.float32(), actions),

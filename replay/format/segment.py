@@ -35,10 +35,8 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Segment:
-    """Arrays are read-only views of the file, or of memory while the episodes are still in a log.
-
-    Never changed, so what is derived from a segment is computed once and kept with it.
-    """
+    """The arrays never change: they are mapped from files, or in memory while the episodes are
+    still in a log. Values derived from a segment are therefore cached with it."""
 
     states: Floats  # [R, S]
     actions: Floats  # [R, A]
@@ -49,16 +47,16 @@ class Segment:
     final_states: Floats  # [E, S]
     episode_returns: NDArray[np.float64]  # [E]
     seeds: Integers  # [E]
-    versions: Integers  # [E] of the policy at the first step
-    last_versions: Integers  # [E]
+    versions: Integers  # [E] policy version at the first step
+    last_versions: Integers  # [E] policy version at the last step
     target_returns: NDArray[np.float64]  # [E]
     utilities: NDArray[np.float64]  # [E]
     keys: Integers | None  # [E, 3] slot, incarnation, sequence; None in a finished data set
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def cached(self, key: Hashable, derive: Callable[["Segment"], D]) -> D:
-        """`derive(self)`, computed once for each key and kept as long as the segment. It must not
-        hold the segment itself, or neither would be freed at once."""
+        """Return `derive(self)`, computed once per key and kept as long as the segment. The
+        result must not refer to the segment: the cycle would delay freeing both."""
         if key not in self._derived:
             self._derived[key] = derive(self)
         derived: D = self._derived[key]
@@ -79,7 +77,7 @@ def _returns(segment: Segment, rule: ReturnRule) -> Floats:
 
 
 def segment_of(episodes: Sequence[Episode], keys: Sequence[AppendKey]) -> Segment:
-    """Episodes that are in no segment file yet, in the same form."""
+    """Make a segment in memory, of episodes that are in no segment file yet."""
     return Segment(
         states=np.concatenate([e.states[:-1] for e in episodes]),
         actions=np.concatenate([e.actions for e in episodes]),
@@ -99,7 +97,7 @@ def segment_of(episodes: Sequence[Episode], keys: Sequence[AppendKey]) -> Segmen
 
 
 def concatenated(first: Segment, second: Segment) -> Segment:
-    """A copy of the episodes of both."""
+    """Copy the episodes of both into one segment."""
     return Segment(
         **{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in COLUMNS}
     )
@@ -113,7 +111,7 @@ class Tables(NamedTuple):
 
 
 def open_segment(fs: FS, folder: Path, entry: SegmentEntry, header: Header) -> Segment:
-    """Check every byte, then map. InputError for damage of any kind; it names the file."""
+    """Check every byte, then map the columns. InputError names the damaged file."""
     return arrays_of(open_tables(fs, folder, entry, header))
 
 
@@ -135,7 +133,7 @@ def open_tables(fs: FS, folder: Path, entry: SegmentEntry, header: Header) -> Ta
 
 
 def arrays_of(tables: Tables) -> Segment:
-    """The batches as numpy arrays, without copies where the layout allows."""
+    """Return the batches as numpy arrays, without copies where the layout allows."""
     steps, episodes = tables
     names = [name for name in AppendKey._fields if name in episodes.schema.names]
     return Segment(
@@ -175,7 +173,7 @@ def episodes_of(segment: Segment) -> Iterator[Episode]:
 
 
 def withdrawn_mask(segment: Segment, events: Sequence[Withdraw]) -> NDArray[np.bool_]:
-    """Which of its episodes [E] were sent by withdrawn producers."""
+    """[E] True where a withdrawn producer sent the episode."""
     mask = np.zeros(len(segment.lengths), np.bool_)
     for event in events:
         assert segment.keys is not None, "only a live store has producers"
@@ -186,7 +184,7 @@ def withdrawn_mask(segment: Segment, events: Sequence[Withdraw]) -> NDArray[np.b
 
 
 def live_tables(kept: Sequence[tuple[AppendKey, Episode]], index: StoreIndex) -> Tables:
-    """The batches of the next segment of a live store, made of these episodes."""
+    """Make the batches of a live store's next segment."""
     keys, episodes = zip(*kept, strict=True)
     header, first = index.header, index.totals.episodes
     return Tables(
@@ -202,8 +200,8 @@ def write_segment(
     kept: Sequence[tuple[AppendKey, Episode]],
     index: StoreIndex,
 ) -> tuple[FileEntry, FileEntry]:
-    """Write the two files of segment `number` of the store at `path`; they and their names are
-    synced. What an earlier attempt left is replaced."""
+    """Write segment `number` of the store at `path`, and sync its two files and their names.
+    Replaces the files of an earlier attempt."""
     tables, folder = live_tables(kept, index), path / FOLDER
     files = [
         _write(fs, folder / f"{number:06d}.{kind}.arrow", batch)
@@ -229,8 +227,7 @@ def _write(fs: FS, path: Path, batch: pa.RecordBatch) -> FileEntry:
 
 
 class ColumnParts(io.RawIOBase):
-    """A file in memory that refers to the columns themselves: a copy would double the memory and
-    the time of a roll."""
+    """A file in memory that refers to the columns: copies would double a roll's memory and time."""
 
     def __init__(self) -> None:
         self.parts: list[memoryview] = []
@@ -249,7 +246,7 @@ class ColumnParts(io.RawIOBase):
 
 
 def check_bytes(fs: FS, folder: Path, entry: FileEntry) -> bytes | mmap.mmap:
-    """The content of a file in the manifest; InputError if it is not what was sealed."""
+    """Return the content of a file. InputError: it is not what the manifest lists."""
     path = folder / entry.name
     try:
         content = fs.map(path)
@@ -285,7 +282,7 @@ def _has_nulls(column: pa.Array) -> bool:
 
 
 def _tag(episodes: pa.RecordBatch, name: str, absent: np.generic) -> NDArray[Any]:
-    """A column that stores of format 1 lack; `absent` in its place."""
+    """Return a column, filled with `absent` in stores of format 1, which lack it."""
     if name not in episodes.schema.names:
         return np.full(episodes.num_rows, absent)
     return np.asarray(episodes[name])

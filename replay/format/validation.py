@@ -1,4 +1,4 @@
-"""Which episodes a store accepts, and under which keys."""
+"""Decides which episodes and keys a store accepts."""
 
 import math
 
@@ -8,11 +8,11 @@ from m3pc.types import AppendKey, Episode, Floats, InputError
 from replay.format.manifest import Header
 
 MAX_KEY = (2**31 - 1, 2**63 - 1, 2**63 - 2)
-ACTION_SLACK = 1e-4  # rounding errors beyond [-1, 1] that recorded data contain
+ACTION_SLACK = 1e-4  # recorded actions exceed [-1, 1] by rounding errors
 
 
 def check_episode(episode: Episode, header: Header, number: int) -> None:
-    """InputError for an episode that does not fit the store or would harm a learner."""
+    """Raise InputError for an episode that does not fit the store or would harm a learner."""
     length = len(episode)
     expected = {
         "states": (length + 1, header.states),
@@ -53,7 +53,7 @@ def check_episode(episode: Episode, header: Header, number: int) -> None:
 
 
 def is_valid_key(key: AppendKey) -> bool:
-    """Whether it fits the columns of a segment, and the next sequence number too."""
+    """Whether the key, and the next one of its producer, fit the columns of a segment."""
     return all(
         type(part) is int and 0 <= part <= limit for part, limit in zip(key, MAX_KEY, strict=True)
     )

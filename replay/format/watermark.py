@@ -1,7 +1,7 @@
 """The watermark of a live store: a few bytes, overwritten after every commit and not synced.
 
-Readers in other processes learn from it how far they may read. After a crash it tells damage from a
-torn end: everything before its `durable` position was on the disk, so wrong bytes there have
+The watermark tells readers in other processes how far they may read. After a crash it distinguishes
+damage from a torn end: everything before `durable` was on the disk, so wrong bytes there have
 changed since. A lost or old watermark says less, but never anything false.
 """
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 NAME = "MARK"
 MAGIC = b"m3pm"
 LAYOUT = struct.Struct("<4sIQ8sQQQQ")
-CHECKED = 8  # offset from which the checksum covers the bytes
+CHECKED = 8  # offset of the first byte that the checksum covers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watermark:
     log: int  # number of the open log
-    salt: bytes  # of that log; a rewritten log has another
+    salt: bytes  # salt of the open log; a rewritten log has another one
     visible: int  # bytes of the log that may be read
     durable: int  # bytes of the log that were synced
     manifest: int  # bytes of the manifest that were synced
-    closed: bool  # the writer ended in order: nothing follows these bytes
+    closed: bool  # whether the writer closed the store: nothing was written afterwards
 
     def encode(self) -> bytes:
         content = LAYOUT.pack(
@@ -33,7 +33,7 @@ class Watermark:
 
 
 def decode(content: bytes) -> Watermark | None:
-    """None for anything but a complete watermark."""
+    """Return None for anything but a complete watermark."""
     if len(content) != LAYOUT.size:
         return None
     magic, crc, log, salt, visible, durable, manifest, closed = LAYOUT.unpack(content)

@@ -1,9 +1,9 @@
 """The replay buffers of the paper's online phase, as sources of a mixture. E episodes.
 
-A buffer is a function of the logged (offline) and the collected (online) episodes: it has no state
-of its own. A collected episode that was withdrawn, or that retention has dropped, is treated as if
-it had never come; a logged one that it replaced is back. Retention therefore changes nothing as
-long as it keeps at least as many eligible episodes as the buffer has slots.
+A buffer is a function of the logged (offline) and the collected (online) episodes and has no other
+state. When a collected episode is withdrawn or dropped by retention, the logged episode that it had
+replaced returns. Retention therefore has no effect while it keeps at least as many eligible
+episodes as the buffer has slots.
 """
 
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ def trajectory_buffer(
     seed: int,
     train: EpisodeMask | None = None,
 ) -> MixtureSource[JoinedView]:
-    """For the model: episodes of `min_length` steps or more, of the logged ones only those in
-    `train` [E]. The setting replay.sampling decides how likely each is."""
+    """The model draws from this source: episodes of `min_length` steps or more, weighted as
+    `replay.sampling` says. `train` [E] restricts the logged episodes."""
     buffer = FirstInFirstOut(
         capacity=replay.episodes, min_length=min_length, seed=seed, among=_among(train)
     )
@@ -53,12 +53,12 @@ def trajectory_buffer(
 def transition_buffers(
     offline: StoreView, online: StoreView, replay: ReplayConfig, *, train: EpisodeMask | None = None
 ) -> list[MixtureSource[StoreView]]:
-    """For the critic: the sources "offline" and "online"; only the first until enough steps are
-    collected. Every step is as likely.
+    """The critic draws from "offline" and, once enough steps are collected, from "online". Within
+    a source every step is equally likely.
 
-    Both limits count steps and are kept by complete episodes: the best logged ones, the newest
-    collected ones. Single steps of highest reward, as the authors sort them, would leave out how
-    episodes end badly; with as many steps as D4RL has both are the same, namely all steps.
+    Both limits count steps but keep complete episodes: the best logged and the newest collected
+    ones. The authors keep the single steps of highest reward, which leaves out how episodes end
+    badly. For data of D4RL's size both methods keep all steps.
     """
     logged = best_steps(replay.offline_transitions, among=_among(train))
     collected = newest_steps(replay.online_transitions)
@@ -81,18 +81,18 @@ def transition_buffers(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstInFirstOut:
-    """A selector of the episodes in a first-in, first-out buffer: at first the best logged ones in
-    random order, then each collected one replaces the oldest. One that was cut short gets no slot:
-    its returns would say that no reward was to follow.
+    """Selects the episodes in a first-in, first-out buffer. It starts with the best logged episodes
+    in random order; then each collected episode replaces the oldest. A collected episode that was
+    cut short gets no slot: its returns would say that no reward was to follow.
 
-    Where fewer than `capacity` are logged, there are only as many slots, as with the authors; where
-    none are, the collected ones fill `capacity` slots.
+    With fewer than `capacity` logged episodes there are only as many slots, as with the authors;
+    with none there are `capacity` slots.
     """
 
     capacity: int
-    min_length: int  # steps that an episode must have to get a slot
+    min_length: int  # steps; shorter episodes get no slot
     seed: int
-    among: Selector = uniform  # of the logged ones that may have a slot
+    among: Selector = uniform  # logged episodes with a weight may have a slot
 
     def __call__(self, view: JoinedView) -> Integers:
         """[E] 1 where an episode has a slot."""
@@ -103,7 +103,7 @@ class FirstInFirstOut:
         return weight
 
     def slots(self, offline: StoreView, online: StoreView) -> tuple[Integers, Integers]:
-        """Numbers of the logged and of the collected episodes in the buffer, the oldest first."""
+        """Return the numbers of the logged and collected episodes in the buffer, oldest first."""
         best = by_return(offline, min_length=self.min_length, among=self.among)[: self.capacity]
         # Every logged episode has a rank, so withdrawing one does not shuffle the others again.
         rank = counter_stream(self.seed, 0, BUFFER).permutation(len(offline.lengths))

@@ -1,4 +1,4 @@
-"""Batches from several sources, each with its share. B batch."""
+"""Draws batches from several sources, each with a share. B batch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,17 +22,16 @@ GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: its multiples fill [0, 2^64)
 class MixtureSource(Generic[V]):
     name: str
     view: V
-    selector: Callable[[V], Integers]  # weights of its episodes: see selectors.py
-    share: float  # of the batch, from 0 to 1
-    min_steps: int = 0  # that must be there before any is drawn
+    selector: Callable[[V], Integers]  # weights of the view's episodes: see selectors.py
+    share: float  # fraction of the batch, from 0 to 1
+    min_steps: int = 0  # with fewer steps the source is not drawn from
 
 
 class Mixture(Generic[B]):
-    """Windows of several sources in one batch, at random positions; each source is seen at one
-    moment.
+    """Mixes windows of several sources in one batch, at random positions.
 
-    A batch is a function of the views, the seed and the update. Each source gets its share of the
-    batch; one that has nothing to draw, or less than it needs, leaves its share to the others.
+    A batch is a function of the views, the seed and the update. A source without a window, or with
+    fewer than `min_steps` steps, leaves its share of the batch to the others.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class Mixture(Generic[B]):
         return next(source for source in self.sources if source.name == name)
 
     def latest(self) -> "Mixture[B]":
-        """The same mixture of the stores as they are now; only new segments cost anything."""
+        """Return the same mixture of the stores' current views; only new segments are read."""
         sources = [replace(source, view=source.view.latest()) for source in self.sources]
         return Mixture(
             sources, self._builder, batch=self._batch, seed=self._seed, purpose=self._purpose
@@ -72,7 +71,7 @@ class Mixture(Generic[B]):
         used = [(windows, n) for windows, n in zip(self._windows, counts, strict=True) if n]
         if len(used) == 1:
             return self._builder.gather(used[0][0].draw(rng, self._batch))
-        order = rng.permutation(self._batch)  # masks are laid on parts of a batch: each is a mix
+        order = rng.permutation(self._batch)  # parts of a batch differ in their masks: mix each
         draws = [windows.draw(rng, n) for windows, n in used]
         return self._builder.gather(_placed(draws, order))
 
@@ -85,25 +84,25 @@ class Mixture(Generic[B]):
                 f"{self._builder.length} steps in one of them; collect some or give logged data"
             )
         shares = [s.share * ready for s, ready in zip(self.sources, self._ready, strict=True)]
-        # If no source that is ready has a share, all that are ready get the same share.
+        # If no ready source has a share, all ready sources get the same share.
         return split_batch(self._batch, shares if any(shares) else self._ready, update)
 
 
 def split_batch(batch: int, shares: Sequence[float], update: int) -> list[int]:
-    """Integers that sum to the batch: each share of it, rounded down or up.
+    """Split the batch by shares into integers, each rounded down or up.
 
-    The shares lie end to end on a line; an offset in [0, 1) that goes evenly through all updates
-    decides where it is cut to integers. So over many updates each gets its share on average, and
-    a share that is an integer number of windows is never rounded.
+    The shares lie end to end on a line. Their ends, plus an offset in [0, 1), are rounded down. The
+    offsets of successive updates fill [0, 1) evenly, so each source gets its share on average. A
+    share that is an integer number of windows is never rounded.
     """
-    offset = (update * GOLDEN % 2**64 >> 32) / 2**32  # so coarse that no sum below is rounded up
+    offset = (update * GOLDEN % 2**64 >> 32) / 2**32  # 32 bits: `ends + offset` is not rounded up
     ends = np.round(batch * np.cumsum(shares) / sum(shares), 9)  # 0.1 + 0.2 is meant to be 0.3
     cuts = np.floor(ends + offset).astype(np.int64)
     return [int(count) for count in np.diff(cuts, prepend=0)]
 
 
 def _placed(draws: Sequence[SampledRows], order: Integers) -> SampledRows:
-    """One batch of several draws: their windows, one after another, go to the positions `order`."""
+    """Join draws into one batch: their windows, one after another, get the positions `order`."""
     parts, steps, low = [], np.empty_like(order), 0
     for draw in draws:
         positions = order[low : low + len(draw.steps)]

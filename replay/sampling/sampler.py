@@ -3,8 +3,8 @@
     WindowIndex    numbers the windows of a view and draws some of them: SampledRows
     BatchBuilder   copies the steps of the drawn windows into a batch
 
-Once the data are larger than the CPU caches, a batch costs what its scattered reads from memory
-cost; everything here serves to have few of them.
+When the data exceed the CPU caches, scattered memory reads dominate the cost of a batch; this
+module keeps them few.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ B_co = TypeVar("B_co", covariant=True)
 
 
 class Sampler:
-    """Uniform over every window of T steps that lies inside one episode.
+    """Draws uniformly from all windows of T steps that lie inside one episode.
 
-    A batch is a function of (seed, update) alone: no state is kept between two calls, so any
-    process can draw any batch, in any order, and a resumed run draws what it would have drawn.
+    A batch is a function of (seed, update) alone: any process can draw any batch, in any order, and
+    a resumed run draws the same batches.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Sampler:
         returns: ReturnRule,
         chosen: EpisodeMask | None = None,
     ) -> None:
-        """`chosen` [E] restricts the episodes that are drawn from; None: all of the store."""
+        """`chosen` [E] restricts the episodes; None: all of the store."""
         self._batch, self._seed = batch, seed
         self._windows = window_index(store, length, chosen)
         self._builder = WindowBatchBuilder(length, returns)
@@ -61,49 +61,49 @@ class SegmentRows(NamedTuple):
 
     segment: Segment
     rows: Integers  # first row of each window in the segment
-    positions: Integers | slice  # of the windows in the batch
+    positions: Integers | slice  # each window's position in the batch
 
 
 class SampledRows(NamedTuple):
     """Where B windows begin."""
 
     parts: list[SegmentRows]
-    steps: Integers  # [B] since their episodes' resets
+    steps: Integers  # [B] start of each window, in steps since its episode's reset
 
 
 class BatchBuilder(Protocol[B_co]):
     """Copies the steps of drawn windows into a batch of one kind."""
 
     @property
-    def length(self) -> int: ...  # T, steps of a window
+    def length(self) -> int: ...  # T, steps per window
 
     def gather(self, drawn: SampledRows) -> B_co: ...
 
 
 class WindowIndex:
-    """All windows of a view, numbered without gaps over the episodes that have a weight."""
+    """Numbers all windows of the episodes that have a weight, without gaps."""
 
     def __init__(self, store: StoreView, length: int, weights: Integers) -> None:
-        """`weights` [E] says how often each episode is drawn."""
+        """Episodes are drawn in proportion to `weights` [E]."""
         spans = np.maximum(store.lengths - length + 1, 0)  # windows in each episode
         used = np.flatnonzero((weights > 0) & (spans > 0))
         self._spans = spans[used]
-        self.count = int(self._spans.sum())  # of different windows
-        # Episode e owns the numbers edges[e] .. edges[e + 1] - 1. Where it has as many of them as
-        # it has windows, a number is a window; otherwise its first step is drawn separately.
+        self.count = int(self._spans.sum())  # different windows
+        # Episode e owns the numbers edges[e] .. edges[e + 1] - 1. If every episode owns as many as
+        # it has windows, a number is a window; otherwise the window's start is drawn separately.
         self._edges = np.append(0, np.cumsum(weights[used]))
         self._numbered = np.array_equal(weights[used], self._spans)
         self._segments = store.segments
         firsts = [np.cumsum(s.lengths) - s.lengths for s in store.segments]
         self._first_row = np.concatenate([np.zeros(0, np.int64), *firsts])[used]
         count = len(store.segments)
-        numbers = np.arange(count, dtype=np.min_scalar_type(count))  # 16 bits: a radix sort
+        numbers = np.arange(count, dtype=np.min_scalar_type(count))  # sorted by radix up to 16 bits
         episodes = np.array([len(segment.lengths) for segment in store.segments], np.int64)
         self._segment_number = np.repeat(numbers, episodes)[used]
 
     @property
     def weight(self) -> int:
-        """Sum over all episodes; 0 where there is nothing to draw."""
+        """Sum of the weights; 0 if there is nothing to draw."""
         return int(self._edges[-1])
 
     def draw(self, rng: np.random.Generator, count: int) -> SampledRows:
@@ -117,7 +117,7 @@ class WindowIndex:
         return SampledRows(self._by_segment(rows, self._segment_number[episode]), steps)
 
     def _by_segment(self, rows: Integers, segment: NDArray[Any]) -> list[SegmentRows]:
-        """Sorted by segment, so that neighbouring reads come from the same file."""
+        """Group the windows by segment, so that successive reads come from the same file."""
         if self._segment_number[0] == self._segment_number[-1]:  # the only one
             return [SegmentRows(self._segments[self._segment_number[0]], rows, slice(None))]
         positions = np.argsort(segment, kind="stable")
@@ -134,7 +134,7 @@ class WindowIndex:
 
 
 def window_index(store: StoreView, length: int, chosen: EpisodeMask | None) -> WindowIndex:
-    """Every window of the chosen episodes, each as likely as any other."""
+    """Index every window of the chosen episodes, all equally likely."""
     mask = drawable(store) if chosen is None else drawable(store) & chosen
     weights = episode_weights(store, product(by_windows(length), only(mask)), length=length)
     if not weights.any():
@@ -172,7 +172,7 @@ class WindowBatchBuilder:
         )
 
     def _copied(self, drawn: SampledRows, columns: list[NDArray[np.void]]) -> Floats:
-        """One column [B, T, ...] of the drawn windows, given that of each part's segment."""
+        """Copy a column [B, T, ...] of the drawn windows; `columns` holds that of each part."""
         count, parts = len(drawn.steps), drawn.parts
         if isinstance(parts[0].positions, slice):  # one segment holds all of them, in order
             windows = columns[0][parts[0].rows]
@@ -190,7 +190,7 @@ class WindowBatchBuilder:
 
 
 def _overlapping(column: Floats, length: int) -> NDArray[np.void]:
-    """A column [R, ...] as R - T + 1 items of T rows each, which share memory."""
+    """View a column [R, ...] as R - T + 1 overlapping items of T rows each."""
     row = column.strides[0]
     count = max(len(column) - length + 1, 0)
     return np.ndarray((count,), f"V{length * row}", buffer=column, strides=(row,))

@@ -1,8 +1,8 @@
 """Which episodes may be drawn, and how often. E episodes, L steps of one, T of a window.
 
 A selector gives every episode of a view an integer weight: its probability is its weight over the
-sum of all. Where a window starts inside its episode is always drawn uniformly. Weights depend on
-the episodes and their order alone, not on how they lie in segments.
+sum of all. The start of a window inside its episode is always uniform. Weights depend only on the
+episodes and their order, not on the segments that hold them.
 """
 
 from collections.abc import Callable
@@ -16,36 +16,36 @@ from replay.store.view import EpisodeMask, StoreView, drawable
 Selector = Callable[[StoreView], Integers]  # -> [E]
 V = TypeVar("V", bound=StoreView)
 
-MAX_TOTAL_WEIGHT = 1 << 62  # of all episodes together
+MAX_TOTAL_WEIGHT = 1 << 62  # sum over all episodes
 
 
 def by_windows(length: int) -> Selector:
-    """Every window of T steps is as likely: L - T + 1."""
+    """Weight L - T + 1: every window of T steps is equally likely."""
     return lambda view: np.maximum(view.lengths - length + 1, 0)
 
 
 def by_length(view: StoreView) -> Integers:
-    """Episodes by their length: L. The authors call it "prob"."""
+    """Weight L. The authors call this "prob"."""
     return view.lengths
 
 
 def uniform(view: StoreView) -> Integers:
-    """Every episode is as likely."""
+    """Weight 1: every episode is equally likely."""
     return np.ones(len(view.lengths), np.int64)
 
 
 def only(mask: EpisodeMask) -> Selector:
-    """The episodes of a mask [E], in a store to which none are added."""
+    """Select the episodes in a mask [E]; the store must not grow."""
     return lambda view: mask.astype(np.int64)
 
 
 def best_steps(count: int, *, among: Selector = uniform) -> Selector:
-    """Complete episodes of highest return, together of `count` steps at most."""
+    """Select the episodes of highest return, up to `count` steps in total, one at least."""
     return lambda view: _marked(view, _within(view, by_return(view, among=among), count))
 
 
 def newest_steps(count: int) -> Selector:
-    """The newest complete episodes, together of `count` steps at most."""
+    """Select the newest episodes, up to `count` steps in total, one at least."""
     return lambda view: _marked(view, _within(view, np.flatnonzero(drawable(view))[::-1], count))
 
 
@@ -60,7 +60,7 @@ def product(*selectors: Callable[[V], Integers]) -> Callable[[V], Integers]:
 
 
 def episode_weights(view: V, selector: Callable[[V], Integers], *, length: int) -> Integers:
-    """[E] as the selector says, but 0 where an episode was withdrawn or holds no window."""
+    """[E] The selector's weights, but 0 where an episode was withdrawn or holds no window."""
     usable = drawable(view) & (view.lengths >= length)
     weights: Integers = np.where(usable, selector(view), 0)
     total = float(weights.sum(dtype=np.float64))  # does not wrap around
@@ -74,15 +74,15 @@ def episode_weights(view: V, selector: Callable[[V], Integers], *, length: int) 
 
 
 def by_return(view: StoreView, *, min_length: int = 1, among: Selector = uniform) -> Integers:
-    """Numbers of the episodes of `min_length` steps or more that have a weight in `among`, by
-    falling return; of equal ones the older first."""
+    """Return the numbers of drawable episodes of `min_length` steps or more with a weight in
+    `among`, sorted by falling return; equal returns by age, oldest first."""
     allowed = drawable(view) & (view.lengths >= min_length) & (among(view) > 0)
     order = np.argsort(-view.episode_returns, kind="stable")
     return order[allowed[order]]
 
 
 def _within(view: StoreView, episodes: Integers, count: int) -> Integers:
-    """The first of them that have `count` steps together, and one in any case."""
+    """Return the first episodes, up to `count` steps in total, but at least one."""
     steps = np.cumsum(view.lengths[episodes])
     return episodes[: max(int(np.searchsorted(steps, count, side="right")), 1)]
 

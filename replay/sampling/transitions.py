@@ -1,4 +1,4 @@
-"""Random single steps with what followed them, for a critic. B batch, R rows, E episodes."""
+"""Draws random single steps with their next states, for a critic. B batch, R rows, E episodes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ NumpyTransitions = TransitionBatch[NDArray[Any]]
 
 
 class TransitionSampler:
-    """Uniform over every step of the chosen episodes; a batch is a function of (seed, update)."""
+    """Draws uniformly from all chosen episodes' steps; a batch is a function of (seed, update)."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class TransitionSampler:
         batch: int,
         seed: int,
         discount: float,
-        terminals: bool = True,  # whether no reward follows the end of a task
+        terminals: bool = True,  # whether termination ends the returns
         chosen: EpisodeMask | None = None,
     ) -> None:
         self._batch, self._seed = batch, seed
@@ -43,10 +43,10 @@ class TransitionSampler:
 
 
 class TransitionColumns(NamedTuple):
-    """What a critic needs to know of a segment's rows beside their columns."""
+    """Values for a critic, derived from a segment's columns."""
 
     episodes: Integers  # [R] number of each row's episode in the segment
-    last_rows: Integers  # [E]
+    last_rows: Integers  # [E] last row of each episode
     returns: Floats  # [R]
 
 
@@ -91,8 +91,8 @@ class TransitionBatchBuilder:
 
 
 def discounted_returns(segment: Segment, discount: float, terminals: bool = True) -> Floats:
-    """Discounted reward from every step on [R]. Where the task did not end the episode, the n
-    observed steps stand for those that were not: their sum is divided by 1 - discount^n."""
+    """Discounted return from every step on [R]. If the task did not end the episode, the sum over
+    the n observed steps is divided by 1 - discount^n, as if the rewards continued alike."""
     rule = ReturnRule(max_episode_steps=1, average=False, discount=discount)
     returns = segment.returns(rule).astype(np.float64)
     if discount < 1:

@@ -1,4 +1,4 @@
-"""A store that lives in another process."""
+"""Calls a store that runs in another process."""
 
 import threading
 from concurrent.futures import Future
@@ -13,9 +13,10 @@ UNREACHABLE = (GetTimeoutError, RayActorError, RaySystemError, StoreUnavailableE
 
 
 class StoreClient:
-    """An EpisodeSink that holds only a name: each call goes to the actor registered under it.
+    """An EpisodeSink that sends each call to the actor registered under `name`.
 
-    Every call ends within `deadline` seconds, and every call may be repeated.
+    A call ends within `deadline` seconds (twice that if the actor must be looked up) and may be
+    repeated.
     """
 
     def __init__(self, name: str, namespace: str, deadline: float = 10.0) -> None:
@@ -27,8 +28,8 @@ class StoreClient:
         return StoreClient, (self._name, self._namespace, self._deadline)
 
     def append(self, key: AppendKey, payload: bytes) -> Ack:
-        """RETRY_LATER where the store cannot be reached: the episode may be stored or not. The key
-        makes it safe to send it again."""
+        """Append an episode. RETRY_LATER if the store cannot be reached: the episode may be stored
+        or not, and can safely be sent again under the same key."""
         try:
             ack: Ack = self._call("append", key, payload)
         except StoreUnavailableError as error:
@@ -51,7 +52,7 @@ class StoreClient:
         return answer
 
     def _find(self) -> Any:
-        """The actor by its name. Ray may search for a minute, so a thread of its own does that."""
+        """Look up the actor, in a thread of its own because Ray may search for a minute."""
         if self._search is None:
             self._search = Future()
             threading.Thread(target=self._get_actor, args=[self._search], daemon=True).start()

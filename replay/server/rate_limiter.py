@@ -14,11 +14,11 @@ log = logging.getLogger(__name__)
 
 
 class RateLimiter:
-    """Threads wait here until the ratio allows what they want to do, or until their timeout.
+    """Threads wait here until the ratio allows their request, or until their timeout.
 
     An append reserves its inserts first, and settles them when it is known whether they are stored:
-    inserts are what the store holds, however often an episode was sent. A learner asks
-    with totals, not increments, so a repeated request changes nothing.
+    an episode counts once, however often it was sent. A learner asks with totals, not increments,
+    so a repeated request changes nothing.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class RateLimiter:
         self._ratio, self._clock = ratio, clock
         self._continue, self._patience = without_actors == "continue_offline", patience
         self._changed = Condition()
-        self._epoch: int | None = None  # of the learner that is current
-        self._last_request = clock()  # for an insert
-        self.reserved = 0  # inserts whose fate is not known yet
+        self._epoch: int | None = None  # epoch of the current learner
+        self._last_request = clock()  # time of the last request for an insert
+        self.reserved = 0  # inserts whose outcome is not known yet
         self.waiting = 0  # appends that wait for room
         self.offline = False  # whether the learner goes on without actors
-        self.offline_samples = 0  # drawn meanwhile; they do not count in the ratio
+        self.offline_samples = 0  # granted without actors; the ratio ignores them
 
     @property
     def ratio(self) -> SampleInsertRatio:
@@ -52,7 +52,7 @@ class RateLimiter:
     # Collecting
 
     def reserve(self, count: int, timeout: float = 1.0) -> bool:
-        """Whether `count` inserts may be sent to the store; if so, the caller must settle them.
+        """Wait for room. If True, `count` inserts may be stored, and the caller must settle them.
 
         There must be room for the largest insert, also if `count` is smaller: otherwise short
         episodes would take all the room while a long one waits.
@@ -70,10 +70,10 @@ class RateLimiter:
             return allowed
 
     def settle(self, count: int, inserts: int) -> None:
-        """It is known what became of `count` reserved inserts: the store now counts `inserts`."""
+        """Release `count` reserved inserts; the store now counts `inserts` in all."""
         with self._changed:
             self.reserved -= count
-            # Two calls at once may come in the wrong order; what is stored stays counted.
+            # Concurrent calls may arrive in the wrong order; the store's count never falls.
             inserts = max(inserts, self._ratio.inserts)
             self._ratio = replace(self._ratio, inserts=inserts)
             self._changed.notify_all()
@@ -85,10 +85,10 @@ class RateLimiter:
     # Learning
 
     def grant(self, epoch: int, done: int, total: int, timeout: float = 1.0) -> int:
-        """How many samples a learner that has drawn `done` may have drawn in all, of the `total`
-        that it wants.
+        """Return how many samples, up to `total`, a learner that has drawn `done` may draw in all.
 
-        Waits until that is more than was granted before. FencedError: a newer epoch has begun.
+        Waits, up to `timeout`, for more than was granted before. FencedError: a newer epoch has
+        begun.
         """
         with self._changed:
             start = self._clock()
@@ -134,7 +134,7 @@ class RateLimiter:
             return
         offline = min(self.offline_samples, done)
         if self._epoch is None and self._continue:
-            # They were granted before this process started, while the actors were gone.
+            # Samples granted without actors before this process started.
             offline = max(done - self._ratio.max_samples, 0)
         self._epoch, self.offline_samples = epoch, offline
         samples = min(self._ratio.samples, done - offline)

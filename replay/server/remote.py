@@ -1,4 +1,4 @@
-"""The store in its own process. Logic belongs in service.py."""
+"""Runs the store in its own process. Logic belongs in service.py."""
 
 import logging
 import os
@@ -16,16 +16,16 @@ from replay.format.manifest import Header
 from replay.server.service import StoreService, StoreTotals
 from replay.writing.manifest_writer import BrokenStoreError
 
-# Threads by what they do: appends that wait for the learner never keep the learner waiting.
+# Threads per group of calls: appends that wait for the learner never block its calls.
 GROUPS = {"appends": 64, "learner": 8, "reports": 4}
 
 log = logging.getLogger(__name__)
 
 
-# Ray's own annotations know no groups.
+# Ray's annotations lack concurrency groups.
 @cast(Any, ray.remote)(num_cpus=0, max_restarts=0, concurrency_groups=GROUPS)
 class StoreActor:
-    """Never restarts by itself: the supervisor starts the next one."""
+    """Never restarts by itself: the supervisor starts a new actor."""
 
     def __init__(self, path: str, header: Header, online: OnlineConfig, fleet: FleetConfig) -> None:
         self._service = StoreService(path, header, online, fleet)

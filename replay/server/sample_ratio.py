@@ -33,9 +33,9 @@ class RateLimits:
     by (2), so a batch is. Whatever is allowed moves the error towards the other side's condition by
     a fixed amount, so no side waits indefinitely while the other one works. Counters outside the
     band, as a restart with new limits may find them, are no exception: the side that is behind
-    works, the other waits. Weaker conditions would not do, up to the granularity of the error:
-    without (1), single inserts lead to where one of m waits for the first batch; without (2), there
-    are errors at which nothing is allowed.
+    works, the other waits. Up to the granularity of the error, both conditions are necessary:
+    without (1), an insert of m can wait, after inserts of 1, for the first batch; without (2),
+    there are errors at which nothing is allowed.
     """
 
     samples_per_insert: Fraction
@@ -93,7 +93,7 @@ class SampleInsertRatio:
         return self.inserts * self.limits.samples_per_insert - self.samples
 
     def samples_missing(self, count: int) -> int:
-        """How many must be drawn before `count` may be inserted; 0: they may be inserted now."""
+        """How many samples must be drawn before an insert of `count`; 0: it is allowed now."""
         if not 0 < count <= self.limits.max_insert:
             raise InputError(
                 f"an insert of {count}; expected 1 to {self.limits.max_insert}, the largest that "
@@ -104,7 +104,7 @@ class SampleInsertRatio:
 
     @property
     def max_samples(self) -> int:
-        """How many may have been drawn in all before the next insert."""
+        """How many samples the present inserts allow in all."""
         if self.inserts < self.limits.min_size:
             return 0
         earned = self.inserts * self.limits.samples_per_insert

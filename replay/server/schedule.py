@@ -1,4 +1,4 @@
-"""How many updates of the model the episodes of a run call for, in integers: no rounding.
+"""Counts the model updates that a run's episodes call for, in integers: no rounding.
 
 An episode of L steps calls for updates_per_step * L + updates_per_episode updates. With
 updates_per_step = a / D it inserts a * L + D * updates_per_episode units; D units are one update.
@@ -17,7 +17,7 @@ class UpdateSchedule:
     updates_per_step: float
     updates_per_episode: int
     max_episode_steps: int
-    slack: int  # steps that collecting may run ahead of learning, beyond what it must
+    slack: int  # extra steps that collecting may run ahead of learning
 
     def __post_init__(self) -> None:
         if not self.units(self.max_episode_steps):
@@ -27,13 +27,13 @@ class UpdateSchedule:
             )
 
     def units(self, steps: int, episodes: int = 1) -> int:
-        """What that many steps in that many episodes insert."""
+        """Units that `steps` in `episodes` insert."""
         ratio = self._ratio
         return steps * ratio.numerator + episodes * self.updates_per_episode * ratio.denominator
 
     def limits(self) -> RateLimits:
-        """A sample is one update. The learner never does more than are owed, so a run that has
-        caught up has done as many as in lock-step; only collecting may run ahead."""
+        """A sample is one update. The learner never does more updates than are owed, so a run that
+        has caught up has done as many as in lock-step; only collecting may run ahead."""
         longest, unit = self.units(self.max_episode_steps), Fraction(1, self._ratio.denominator)
         owed = longest * unit
         return RateLimits(
@@ -46,7 +46,7 @@ class UpdateSchedule:
         )
 
     def owed(self, steps: int, episodes: int) -> int:
-        """Updates to be done after that many steps in that many episodes."""
+        """Updates owed after `steps` in `episodes`."""
         return self.units(steps, episodes) // self._ratio.denominator
 
     @property

@@ -1,4 +1,4 @@
-"""A run's store, served: takes episodes and says how many updates the learner may do."""
+"""Serves a run's store: takes episodes and says how many updates the learner may do."""
 
 import threading
 import time
@@ -32,13 +32,13 @@ from replay.writing.group_commit import GroupCommitter
 from replay.writing.scrubber import Scrubber
 from replay.writing.writer import Writer, WriterOptions
 
-SEGMENT_BYTES = 16 << 20  # of log: appends wait for about a quarter of a second when it is full
+SEGMENT_BYTES = 16 << 20  # appends wait about 0.25 s when a log of this size is full
 MAX_WAIT = 1.0  # seconds that either side waits for the other before it must ask again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreTotals:
-    """Counts of all that was ever stored, each episode once, including what retention dropped."""
+    """Counts over all episodes ever stored, including dropped ones; each counts once."""
 
     episodes: int
     steps: int
@@ -54,7 +54,7 @@ class StoreService:
     """An EpisodeSink for any number of threads, behind a rate limiter.
 
     After a BrokenStoreError every call fails: end the process. The next process that opens the
-    store recovers all that was acknowledged, and counts it again.
+    store recovers and counts everything that was acknowledged.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class StoreService:
         return ack
 
     def _append(self, key: AppendKey, payload: bytes) -> Ack:
-        """Only the next episode of its producer has to wait for the learner: duplicates, gaps and
-        invalid payloads are answered at once."""
+        """Only a producer's next valid episode may have to wait for the learner: duplicates, gaps
+        and invalid payloads do not."""
         reply = self._writer.reply_without_payload(key)
         if reply is not None:
             return reply
@@ -115,18 +115,17 @@ class StoreService:
         )
 
     def may_update(self, epoch: int, done: int, total: int, timeout: float = MAX_WAIT) -> int:
-        """How many updates a learner that has done `done` may have done in all, of the `total`
-        that it wants.
+        """Return how many updates, up to `total`, a learner that has done `done` may do in all.
 
-        Waits until that is more than was granted before. Asking again, also while an earlier call
-        waits, changes nothing. A learner of a newer epoch that has done less has lost updates: the
-        count goes back. FencedError: the caller's epoch is an older one.
+        Waits, up to `timeout`, for more than was granted before. Asking again, also while an
+        earlier call waits, changes nothing. A learner of a newer epoch that has done less has lost
+        updates: the count goes back. FencedError: a newer epoch has begun.
         """
         self._writer.require_working()
         return self.rate_limiter.grant(epoch, done, total, min(timeout, self.max_wait))
 
     def set_slack(self, steps: int) -> None:
-        """How many steps collecting may run ahead of learning from now on."""
+        """Set how many extra steps collecting may run ahead of learning."""
         self._schedule = replace(self._schedule, slack=steps)
         self.rate_limiter.set_limits(self._schedule.limits())
 
@@ -158,7 +157,7 @@ class StoreService:
         return self._recorder.snapshot()
 
     def close(self) -> None:
-        """End in order; a second call does nothing. The caller makes no other call afterwards."""
+        """Close the store; a second call does nothing. Other calls are not allowed afterwards."""
         with self._reporting:
             closed, self._closed = self._closed, True
         if not closed:

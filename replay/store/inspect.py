@@ -1,7 +1,7 @@
-"""What a store holds in any state: being written, closed, left by a crash, damaged.
+"""Inspects a store in any state: being written, closed, left by a crash, damaged. Only reads.
 
-Only reads. The result has everything that is intact, in a store that is being written perhaps an
-episode that was not acknowledged yet, and names everything that is damaged.
+The result holds everything intact and names everything damaged. If the store is being written, the
+result may include episodes that are not acknowledged yet.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,14 +53,14 @@ class StoreInspection:
     path: Path
     state: StoreState
     index: StoreIndex
-    parts: Sequence[InspectedPart]  # what is intact: segments, then the log
-    producers: Mapping[int, ProducerState]  # by slot, including the log
+    parts: Sequence[InspectedPart]  # the intact ones: segments, then the log
+    producers: Mapping[int, ProducerState]  # keyed by slot, including the log
     refused: int  # invalid episodes, including the log
     log: str | None  # name of the open log; None in a finished data set
     log_bytes: int
     damaged: Sequence[Finding]  # files of segments, and the log
     lost: int  # episodes in damaged segments
-    torn: Mapping[str, int]  # bytes of an incomplete entry that a crash left, by file name
+    torn: Mapping[str, int]  # bytes of incomplete entries left by a crash, by file name
 
     @property
     def episodes(self) -> int:
@@ -86,10 +86,10 @@ class StoreInspection:
 
 
 def inspect_store(path: Path, *, fs: FS | None = None, attempts: int = ATTEMPTS) -> StoreInspection:
-    """InputError where the manifest itself is damaged or missing."""
+    """InputError: the manifest itself is damaged or missing."""
     fs = fs or Disk()
     written = is_written(fs, path)
-    mark = read_mark(fs, path)  # first: what is read next is at least as new
+    mark = read_mark(fs, path)  # read first: all else is at least as new
     parsed = read_manifest(fs, path, mark)
     index = index_of(parsed.events, path / manifest.NAME)
     size = len(parsed.complete + parsed.rest)
@@ -99,7 +99,7 @@ def inspect_store(path: Path, *, fs: FS | None = None, attempts: int = ATTEMPTS)
     if opened and opened.damage:
         damaged.append(Finding(path / str(name), opened.damage))
     if damaged and attempts > 1 and len(manifest.read(fs, path)) != size:
-        # The writer was faster: it removed files after it had recorded that in the manifest.
+        # The manifest grew: the writer may have removed files meanwhile, so read again.
         return inspect_store(path, fs=fs, attempts=attempts - 1)
     entries = opened.entries if opened else []
     torn = {}
@@ -134,7 +134,7 @@ def _state(opened: OpenLog | None, written: bool) -> StoreState:
 
 
 def _segments(fs: FS, path: Path, index: StoreIndex) -> tuple[list[Tables], list[Finding], int]:
-    """Intact segments, what is wrong with the others, and how many episodes those held."""
+    """Return the intact segments, findings in damaged ones, and how many episodes these held."""
     sealed: list[Tables] = []
     damaged: list[Finding] = []
     lost = 0

@@ -1,7 +1,7 @@
-"""Exactly once: which append is the next of its producer, and what to reply to any other.
+"""Stores each append exactly once: decides whether a key is the next of its producer.
 
-A slot's incarnations count upwards; each numbers its episodes 0, 1, 2, ... The table holds, for
-every slot, its newest incarnation and the sequence number that this one must send next.
+A slot's incarnations count upwards; each numbers its episodes 0, 1, 2, ... For every slot the table
+holds the newest incarnation and the next sequence number of this incarnation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +16,15 @@ UNKNOWN = ProducerState(-1, 0)
 
 
 class Verdict(NamedTuple):
-    """What to do with a key; nothing is stored yet."""
+    """The decision about a key; nothing is stored yet."""
 
-    refusal: AckStatus | None  # None: it is the next of its producer, and may be stored
+    refusal: AckStatus | None  # None: the key is its producer's next and may be stored
     expected: int
     reason: str = ""
 
 
 class RefusedEpisodes(NamedTuple):
-    """Those of the newest incarnation of a slot; older incarnations are fenced anyway."""
+    """Counted for one incarnation of a slot, since older incarnations are fenced anyway."""
 
     incarnation: int
     episodes: int
@@ -34,10 +34,9 @@ class Producers:
     def __init__(self, known: Mapping[int, ProducerState], max_refused: int) -> None:
         """An incarnation is fenced after `max_refused` invalid episodes."""
         self._states, self._max_refused = dict(known), max_refused
-        self._refused: dict[int, RefusedEpisodes] = {}  # by slot
+        self._refused: dict[int, RefusedEpisodes] = {}  # keyed by slot
 
     def __getitem__(self, slot: int) -> ProducerState:
-        """The newest incarnation of a slot, and the sequence number that it must send next."""
         return self._states.get(slot, UNKNOWN)
 
     @property
@@ -54,7 +53,7 @@ class Producers:
         return state.expected if state.incarnation == key.incarnation else 0
 
     def judge(self, key: AppendKey, ahead: Mapping[int, ProducerState]) -> Verdict:
-        """`ahead`: the state of slots once the requests that were judged before are saved."""
+        """`ahead` holds the states of slots after requests that are judged but not saved yet."""
         if not is_valid_key(key):
             return Verdict(AckStatus.REJECTED, 0, f"{key} is no key")
         state = ahead.get(key.slot, self[key.slot])
@@ -71,7 +70,7 @@ class Producers:
         return Verdict(status, expected, f"the next is {expected}")
 
     def advance(self, entries: Sequence[LogEntry]) -> None:
-        """Record what was saved."""
+        """Record saved entries."""
         for entry in entries:
             self._states[entry.key.slot] = state_after(entry.key)
             if entry.episode is None:

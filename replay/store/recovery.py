@@ -1,8 +1,8 @@
-"""Recovery: what a writer finds on the disk, and how it makes that consistent again.
+"""Recovery: a writer reads the files on the disk and makes them consistent again.
 
-Whatever a crash left, opening again leads to the same store: everything that was acknowledged,
-perhaps appends that were not acknowledged yet, and nothing torn. What survives is rewritten before
-it is used: after a failed sync the system may show bytes that are not on the disk.
+After any crash the store holds everything that was acknowledged, perhaps appends that were not
+acknowledged yet, and nothing torn. Surviving data are rewritten before they are used: after a
+failed sync the system may show bytes that are not on the disk.
 """
 
 import logging
@@ -35,10 +35,10 @@ class OpenLog:
     """The open log as it is on the disk."""
 
     content: bytes
-    entries: list[LogEntry]  # up to the first incomplete one
-    end: int  # where they end
-    damage: str  # what a crash does not explain; empty if nothing
-    closed: bool  # whether its writer ended in order
+    entries: list[LogEntry]  # before the first incomplete frame
+    end: int  # offset at which the entries end
+    damage: str  # damage that no crash explains; empty if none
+    closed: bool  # whether the writer closed the store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,14 @@ class RecoveredStore:
     """A store as its files describe it; nothing has been changed yet."""
 
     index: StoreIndex
-    builder: IndexBuilder  # that made the index
-    manifest: bytes  # its complete lines
+    builder: IndexBuilder  # builder of the index
+    manifest: bytes  # complete lines
     crc: int  # checksum of the last line
-    entries: list[LogEntry]  # of the open log
+    entries: list[LogEntry]  # in the open log
     torn_manifest: int  # bytes of an incomplete line at the end of the manifest
     torn_log: int  # bytes of an incomplete frame at the end of the open log
-    lost: list[SegmentEntry]  # segments whose files are not what was sealed
-    damaged_log: bytes | None  # its content, if something in it is lost
+    lost: list[SegmentEntry]  # segments with missing or changed files
+    damaged_log: bytes | None  # content of the open log if it is damaged
 
 
 def find(fs: FS, path: Path, *, accept_loss: bool = False) -> RecoveredStore:
@@ -80,7 +80,7 @@ def find(fs: FS, path: Path, *, accept_loss: bool = False) -> RecoveredStore:
 
 
 def read_log(fs: FS, path: Path, index: StoreIndex, mark: Watermark | None) -> OpenLog:
-    """Read the open log. The mark must have been read before."""
+    """Read the open log; the mark must be read first."""
     try:
         content = fs.read(path / logs.FOLDER / logs.file_name(index.rolls))
     except OSError:
@@ -95,7 +95,7 @@ def read_log(fs: FS, path: Path, index: StoreIndex, mark: Watermark | None) -> O
 def _damage(
     mark: Watermark | None, index: StoreIndex, salt: bytes | None, end: int, size: int
 ) -> str:
-    """What a crash does not explain in the open log, whose frames end at `end` of `size` bytes."""
+    """Describe damage that no crash explains in a log of `size` bytes with frames up to `end`."""
     if salt is None:
         return "it is missing, or does not begin as this store's open log"
     if mark is None or (mark.log, mark.salt) != (index.rolls, salt):
@@ -108,7 +108,7 @@ def _damage(
 
 
 def _in_order(content: bytes, index: StoreIndex, salt: bytes) -> tuple[list[LogEntry], int]:
-    """Frames up to the first that is torn or whose sequence number was used before."""
+    """Return the entries before the first torn frame or reused sequence number, and their end."""
     producers, entries, end = dict(index.producers), [], logs.HEAD.size
     for entry, after in logs.frames(content, end, index.header, salt):
         if not _is_new(entry, producers):
@@ -119,7 +119,7 @@ def _in_order(content: bytes, index: StoreIndex, salt: bytes) -> tuple[list[LogE
 
 
 def _is_new(entry: LogEntry, producers: dict[int, ProducerState]) -> bool:
-    """Whether its sequence number is unused; marks it as used."""
+    """Whether the entry's sequence number is unused; marks it as used."""
     key = entry.key
     if (key.incarnation, key.sequence) < producers.get(key.slot, UNKNOWN):
         return False
@@ -128,7 +128,7 @@ def _is_new(entry: LogEntry, producers: dict[int, ProducerState]) -> bool:
 
 
 def _salvage(content: bytes, index: StoreIndex) -> list[LogEntry]:
-    """Every complete frame, wherever it is. Even if the head is damaged its salt is tried."""
+    """Find every complete frame, wherever it is. Even a damaged head's salt is used."""
     salt = content[logs.SALT_AT : logs.SALT_AT + logs.SALT]
     producers, entries, place = dict(index.producers), [], logs.HEAD.size
     while (place := content.find(logs.FRAME_MAGIC, place)) >= 0:
@@ -143,8 +143,8 @@ def _salvage(content: bytes, index: StoreIndex) -> list[LogEntry]:
 
 
 def _lost(fs: FS, path: Path, index: StoreIndex, accept_loss: bool) -> list[SegmentEntry]:
-    """Segments that are damaged. Only names and sizes are compared, unless loss is accepted:
-    readers and the scrubber check every byte."""
+    """Check every byte and return the damaged segments if loss is accepted. Otherwise compare only
+    sizes and raise DamagedError: readers and the scrubber check every byte."""
     folder, lost = path / SEGMENTS, []
     for entry in index.segments:
         for file in (entry.steps, entry.episodes):
@@ -164,7 +164,7 @@ def _lost(fs: FS, path: Path, index: StoreIndex, accept_loss: bool) -> list[Segm
 
 
 def renew(fs: FS, path: Path, recovered: RecoveredStore, salts: Salts) -> Log:
-    """Rewrite what survived, remove what is not part of the store. It may crash at any point."""
+    """Rewrite surviving data; remove or set aside all other files. May crash at any point."""
     replace(fs, path / manifest.NAME, recovered.manifest)
     folder, index = path / logs.FOLDER, recovered.index
     for name in FOLDERS:
@@ -252,7 +252,7 @@ def create(fs: FS, path: Path, header: Header, salts: Salts) -> None:
 
 
 def _unknown_files(fs: FS, path: Path) -> list[str]:
-    """Files that were not left by a crash while a store was made in this folder."""
+    """Return the files that an interrupted `create` cannot have left."""
     first, names = logs.file_name(0), set(fs.names(path)) - {*FOLDERS, manifest.NAME + TEMPORARY}
     for folder in FOLDERS:
         names |= {f"{folder}/{name}" for name in fs.names(path / folder)}

@@ -14,7 +14,7 @@ BLOCK = 1 << 16  # rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Per dimension, over every step."""
+    """Moments of each dimension over all steps."""
 
     mean: NDArray[np.float64]
     std: NDArray[np.float64]
@@ -47,7 +47,7 @@ def statistics(store: Store) -> Statistics:
 
 
 def moments(parts: list[Floats]) -> Moments:
-    """Two passes in float64: the mean first, then the deviations from it, exact for any offset."""
+    """Compute the mean, then the deviations from it, in float64: accurate for any offset."""
     count = sum(len(part) for part in parts)
     mean = sum(part.sum(axis=0, dtype=np.float64) for part in parts) / count
     square = sum(((block - mean) ** 2).sum(axis=0) for block in _blocks(parts)) / count
@@ -60,7 +60,7 @@ def moments(parts: list[Floats]) -> Moments:
 
 
 def _blocks(parts: list[Floats]) -> Iterator[Floats]:
-    """A few rows at a time: mapped data may be larger than the memory."""
+    """Yield a few rows at a time: mapped data may exceed the memory."""
     for part in parts:
         for first in range(0, len(part), BLOCK):
             yield part[first : first + BLOCK]

@@ -34,7 +34,7 @@ from replay.format.watermark import Watermark
 from replay.store.tail import parse_complete, read_mark, read_tail
 
 SEGMENT_BYTES = 1 << 30  # a segment is sealed when its episodes fill this much
-ATTEMPTS = 100  # to read a store while it changes
+ATTEMPTS = 100  # reads of a store that changes meanwhile
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Store:
         skip_damaged: bool = False,
         before: "Store | None" = None,
     ) -> None:
-        """Check every byte, then map. InputError for damage of any kind; it names the file.
+        """Check every byte, then map the segments. InputError names the damaged file.
 
         skip_damaged  go on without damaged segments; `damaged` names them
         before        an earlier view of the store, whose segments are not checked again
@@ -60,12 +60,12 @@ class Store:
         self.damaged: dict[int, str] = dict(before.damaged) if before else {}
         self._sealed: dict[int, Segment] = dict(before._sealed) if before else {}
         for attempt in range(ATTEMPTS):
-            mark = read_mark(self._fs, self.path)  # first: what is read next is at least as new
+            mark = read_mark(self._fs, self.path)  # read first: all else is at least as new
             self._manifest = manifest.read(self._fs, self.path)
             try:
                 self._read(mark, before)
                 break
-            except InputError:  # perhaps a writer was faster: then the manifest has grown
+            except InputError:  # if the manifest has grown, a writer interfered: read again
                 if manifest.read(self._fs, self.path) == self._manifest or attempt == ATTEMPTS - 1:
                     raise
         self.totals = Close(
@@ -80,7 +80,7 @@ class Store:
             )
 
     def latest(self) -> "Store":
-        """The same store as it is now. Segments that are still there are the same objects."""
+        """Return the store's current state. Segments that still exist are the same objects."""
         if self._index.close is not None or self._is_newest():
             return self
         return Store(self.path, fs=self._fs, skip_damaged=self._skip_damaged, before=self)
@@ -97,8 +97,8 @@ class Store:
 
     @property
     def checksum(self) -> str:
-        """SHA-256 of the manifest, which holds the SHA-256 of every segment, and of the salt and
-        length of the open log, which identify its content."""
+        """SHA-256 of the manifest, which lists every segment's SHA-256, and of the open log's salt
+        and length, which identify the log's content."""
         digest = hashlib.sha256(self._manifest)
         if self._tail is not None:
             digest.update(self._tail.salt + self._tail.end.to_bytes(8, "little"))
@@ -114,13 +114,13 @@ class Store:
 
     @property
     def keys(self) -> list[AppendKey]:
-        """[E] under which the episodes were appended; none in a finished data set."""
+        """[E] Keys under which the episodes were appended; none in a finished data set."""
         arrays = [s.keys for s in self.segments if s.keys is not None]
         return [AppendKey(*row) for rows in arrays for row in rows.tolist()]
 
     @property
     def producers(self) -> Mapping[int, ProducerState]:
-        """The state of each slot, from which a coordinator that lost its data goes on."""
+        """The state of each slot; a coordinator that lost its data continues from here."""
         return self._tail.producers if self._tail else {}
 
     @property
@@ -159,7 +159,7 @@ class Store:
         try:
             segment = open_segment(self._fs, self.path / FOLDER, entry, self.header)
         except InputError as error:
-            # A writer records a drop before it removes files: then the segment is not damaged.
+            # If the manifest has grown, the segment may have been dropped: it is not damaged.
             if not self._skip_damaged or manifest.read(self._fs, self.path) != self._manifest:
                 raise
             self.damaged[entry.number] = str(error)
@@ -169,7 +169,7 @@ class Store:
 
 
 def read_producers(path: Path, fs: FS | None = None) -> Mapping[int, ProducerState]:
-    """The state of each slot of a live store. Reads no segment, so it is quick."""
+    """Return the state of each slot of a live store, quickly: no segment is read."""
     fs, name = fs or Disk(), path / manifest.NAME
     for _ in range(ATTEMPTS):
         mark = read_mark(fs, path)
@@ -242,7 +242,7 @@ class StoreWriter:
 def write_store(
     path: Path, header: Header, *, segment_bytes: int = SEGMENT_BYTES
 ) -> Iterator[StoreWriter]:
-    """A writer whose store appears at `path` complete when the block ends, or not at all."""
+    """Yield a writer; the complete store appears at `path` when the block ends, or not at all."""
     with staged_directory(path) as stage:
         writer = StoreWriter(stage, header, segment_bytes=segment_bytes)
         yield writer

@@ -1,4 +1,4 @@
-"""A live store as other processes see it: watermark, manifest, complete frames of the log."""
+"""Reads a live store from other processes: watermark, manifest, complete frames of the log."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ from replay.store.producers import state_after
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    number: int  # of the open log
+    number: int  # number of the open log
     salt: bytes
     end: int  # bytes of the log that were read
-    chunks: tuple[Segment, ...]  # its episodes, in memory
-    producers: Mapping[int, ProducerState]  # by slot, after these entries
-    mark: Watermark | None  # as it was then; None if it belongs to another log
+    chunks: tuple[Segment, ...]  # the open log's episodes, in memory
+    producers: Mapping[int, ProducerState]  # keyed by slot, including the open log
+    mark: Watermark | None  # the mark before this read; None if it belongs to another log
 
 
 def read_mark(fs: FS, path: Path) -> Watermark | None:
@@ -32,18 +32,18 @@ def read_mark(fs: FS, path: Path) -> Watermark | None:
 
 
 def read_manifest(fs: FS, path: Path, mark: Watermark | None) -> ParsedManifest:
-    """At least up to where the mark, which was read before, says it is synced."""
+    """Read the manifest. DamagedError: it ends before the synced size in `mark`, read first."""
     return parse_complete(manifest.read(fs, path), path, mark)
 
 
 def read_index(fs: FS, path: Path) -> StoreIndex:
-    """The index of a store as it is now."""
+    """Return the current index of a store."""
     parsed = read_manifest(fs, path, read_mark(fs, path))
     return index_of(parsed.events, path / manifest.NAME)
 
 
 def parse_complete(content: bytes, path: Path, mark: Watermark | None) -> ParsedManifest:
-    """A manifest of which at most the last line is incomplete, in a store that is being written."""
+    """Parse a manifest, of which only a live store's last line may be incomplete."""
     name = path / manifest.NAME
     parsed = manifest.parse(content, name)
     if parsed.events and parsed.events[0].event == "live":
@@ -60,9 +60,9 @@ def parse_complete(content: bytes, path: Path, mark: Watermark | None) -> Parsed
 
 
 def read_tail(fs: FS, path: Path, index: StoreIndex, before: Tail | None) -> Tail:
-    """Read up to the mark, if it belongs to this log; after a crash, to the first torn frame."""
+    """Read the open log up to the mark; if that is another log's, up to the first torn frame."""
     name = path / log.FOLDER / log.file_name(index.rolls)
-    mark = read_mark(fs, path)  # first: the log that is read next is at least as long
+    mark = read_mark(fs, path)  # read first: the log is at least as long
     try:
         content = memoryview(fs.map(name))
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks whether every byte of a store is what was written, and names each file that is not."""
+"""Checks every byte of a store and names each file that changed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from replay.store.recovery import FOLDERS, QUARANTINE, read_log
 from replay.store.store import Store
 from replay.store.tail import read_manifest, read_mark
 
-ATTEMPTS = 10  # while a writer changes the store
+ATTEMPTS = 10  # checks of a store that a writer changes meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class Finding:
 
 
 def verify(path: Path, *, fs: FS | None = None) -> list[Finding]:
-    """Findings; none if all is well. A store may be verified while it is being written: what its
-    writer has not finished is no finding then."""
+    """Return the findings; none if all is well. While a store is being written, unfinished
+    entries are no findings."""
     fs = fs or Disk()
     writing = is_written(fs, path)
     for _ in range(ATTEMPTS if writing else 1):
         before = _manifest(fs, path)
         findings = _findings(fs, path, writing)
         if not findings or _manifest(fs, path) == before:
-            break  # otherwise the writer was faster
+            break  # otherwise a writer interfered: check again
     return findings
 
 
@@ -48,7 +48,7 @@ def _manifest(fs: FS, path: Path) -> bytes | None:
 
 def _findings(fs: FS, path: Path, writing: bool) -> list[Finding]:
     name = path / manifest.NAME
-    mark = read_mark(fs, path)  # first: what is read next is at least as new
+    mark = read_mark(fs, path)  # read first: all else is at least as new
     try:
         parsed = read_manifest(fs, path, mark)
         index = index_of(parsed.events, name)
@@ -78,7 +78,7 @@ def is_written(fs: FS, path: Path) -> bool:
 
 
 def damaged_files(fs: FS, path: Path, entry: SegmentEntry) -> Iterator[Finding]:
-    """Which of a segment's files are not what was sealed."""
+    """Yield a finding for each file of a segment that is missing or changed."""
     for file in (entry.steps, entry.episodes):
         try:
             check_bytes(fs, path / SEGMENTS, file)
@@ -89,7 +89,7 @@ def damaged_files(fs: FS, path: Path, entry: SegmentEntry) -> Iterator[Finding]:
 def _end(
     fs: FS, path: Path, index: StoreIndex, parsed: ParsedManifest, mark: Watermark | None
 ) -> Iterator[Finding]:
-    """Findings in the open log and the mark of a store that is not being written."""
+    """Check the open log and the mark of a store that is not being written."""
     name = path / log.FOLDER / log.file_name(index.rolls)
     opened = read_log(fs, path, index, mark)
     torn = {path / manifest.NAME: len(parsed.rest), name: len(opened.content) - opened.end}
@@ -110,7 +110,7 @@ def _end(
 
 
 def file_names(index: StoreIndex) -> list[str]:
-    """The files that a store consists of, relative to its folder."""
+    """Return the files of a store, relative to its folder."""
     names = [entry.name for s in index.segments for entry in (s.steps, s.episodes)]
     files = [manifest.NAME, *(f"{SEGMENTS}/{name}" for name in names)]
     if index.close is None:
@@ -128,6 +128,6 @@ def _unlisted(fs: FS, path: Path, index: StoreIndex) -> Iterator[Finding]:
 
 
 def _named(error: InputError, path: Path) -> Path:
-    """The file with whose path a message begins; the manifest if there is none."""
+    """Return the file whose path begins the message; the manifest if none does."""
     first = Path(str(error).split(maxsplit=1)[0])
     return first if first.is_relative_to(path) and first != path else path / manifest.NAME

@@ -21,7 +21,7 @@ class StoreView(Protocol):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Sealed ones are mapped. The newest episodes are in a few small segments in memory: a
+        """Sealed segments are mapped; the newest episodes are in a few small segments in memory. A
         batch costs some microseconds for each segment that it touches."""
 
     @property
@@ -32,13 +32,11 @@ class StoreView(Protocol):
 
     @property
     def withdrawn(self) -> EpisodeMask | None:
-        """[E] True where an operator withdrew the episode: it is never drawn. None: no episode."""
+        """[E] True where an operator withdrew the episode: it is never drawn. None: none is."""
 
     def latest(self) -> "StoreView":
-        """The same store as it is now: its oldest episodes may be gone, new ones come last. A
-        segment that did not change is the same object in both views; if nothing changed, so is the
-        view. Any thread may call it.
-        """
+        """Return the current view: the oldest episodes may be gone, new ones come last. Unchanged
+        segments are the same objects; if nothing changed, so is the view. Any thread may call."""
 
 
 class JoinedView:

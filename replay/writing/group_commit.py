@@ -1,4 +1,4 @@
-"""Appends from many threads: those that wait at the same time share one sync."""
+"""Commits appends of many threads: those that wait at the same time share one sync."""
 
 import logging
 import threading
@@ -77,7 +77,7 @@ class GroupCommitter:
         )
 
     def call(self, action: Callable[[Writer], None]) -> None:
-        """Do something else with the writer, between two groups."""
+        """Run `action` on the writer between two groups."""
         with self._writer_lock:
             action(self.writer)
 
@@ -99,15 +99,15 @@ class GroupCommitter:
             pass
 
     def _commit_group(self) -> bool:
-        """Commit one group; False after the last. A function of its own, so that the group's
-        episodes are freed before the next group is waited for."""
+        """Commit one group; False after the last. Returning frees the group's episodes before the
+        wait for the next group."""
         group, goes_on = self._gather()
         if group:
             self._commit_and_reply(group)
         return goes_on
 
     def _gather(self) -> tuple[list[PendingCommit], bool]:
-        """All requests that wait now, one at least; False when `close` was called."""
+        """Wait for a request and take all that are queued; False once `close` was called."""
         group: list[PendingCommit] = []
         request = self._queue.get()
         while request is not None:

@@ -1,4 +1,4 @@
-"""The manifest of a live store while it grows: a line is on the disk, or the store is broken."""
+"""Appends to the manifest of a live store. A failed append is undone, or the store is broken."""
 
 import errno
 from pathlib import Path
@@ -15,13 +15,13 @@ class BrokenStoreError(OSError):
 
 class ManifestWriter:
     def __init__(self, fs: FS, path: Path, builder: IndexBuilder, size: int, crc: int) -> None:
-        """A manifest of `size` bytes whose last line has the checksum `crc`."""
+        """The manifest has `size` bytes, and its last line the checksum `crc`."""
         self._builder, self.size, self._crc = builder, size, crc
         self._file = fs.append(path / manifest.NAME)
         self.index: StoreIndex = builder.index()
 
     def record(self, event: AnyEvent) -> None:
-        """Append a line, synced. After an OSError the manifest is as before; after a
+        """Append a line and sync. After an OSError the manifest is as before; after a
         BrokenStoreError its end is unknown."""
         line = manifest.encode([event], self._crc)
         if self.size + len(line) > manifest.MAX_BYTES:  # no reader would accept it
@@ -37,7 +37,7 @@ class ManifestWriter:
         self.index = self._builder.index()
 
     def _cut(self) -> None:
-        """Remove what a failed write left."""
+        """Cut off a failed write."""
         try:
             self._file.truncate(self.size)
         except OSError as error:

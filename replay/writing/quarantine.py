@@ -1,4 +1,4 @@
-"""Damaged segments: how they are found, and how their files are set aside. Nothing is deleted."""
+"""Finds damaged segments and sets their files aside. Nothing is deleted."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from replay.store.verify import damaged_files
 
 
 def find_damage(fs: FS, path: Path, entry: SegmentEntry) -> str:
-    """What is wrong with a segment's files; empty if they are what was sealed."""
+    """Describe damage to a segment's files; empty if they are intact."""
     return next((finding.what for finding in damaged_files(fs, path, entry)), "")
 
 
 def move_files(fs: FS, path: Path, entry: SegmentEntry) -> None:
-    """Move a segment's files to the quarantine folder, synced. Only after the manifest says so."""
+    """Move a segment's files to the quarantine folder and sync; first record it in the manifest."""
     for file in (entry.steps, entry.episodes):
         if file.name in fs.names(path / SEGMENTS):
             recovery.set_aside(fs, path, file.name)

@@ -1,4 +1,4 @@
-"""Looks for bit rot: reads one segment after the other, slowly, and quarantines what changed."""
+"""Looks for bit rot: reads segments slowly, one after another, and quarantines changed ones."""
 
 import threading
 
@@ -11,7 +11,7 @@ STOP_SECONDS = 30.0
 
 
 class Scrubber:
-    """A thread beside a GroupCommitter; appends go on while it reads."""
+    """Runs a thread beside a GroupCommitter; appends go on while it reads."""
 
     def __init__(
         self, committer: GroupCommitter, *, rate: int = RATE, min_pause: float = MIN_PAUSE
@@ -50,7 +50,7 @@ class Scrubber:
         self.checked += 1
 
     def _quarantine(self, writer: Writer, number: int) -> None:
-        """Checked again: between two groups nothing else touches the files."""
+        """Check again between two groups, when nothing else touches the files."""
         damage = writer.check_segment(number)
         if damage:
             self.damaged += 1

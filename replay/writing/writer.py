@@ -1,6 +1,6 @@
-"""Appends to a live store; one process at a time. What must be on the disk before what:
+"""Appends to a live store, from one process at a time. The order on the disk (-> before):
 
-commit  judge each request, write the frames of those that are new, sync, acknowledge
+commit  judge the requests, write the frames of new episodes, sync, acknowledge
 roll    segment files, synced -> their names, synced -> the next log, synced -> a line in the
         manifest, synced -> the old log may be removed
 drop    a line in the manifest, synced -> the files may be removed
@@ -45,13 +45,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions(RetentionLimits):
     durability: Durability = "fsync"
-    segment_bytes: int = 64 << 20  # of log, after which it becomes a segment
-    max_refused: int = 100  # episodes of one incarnation, after which it is fenced
+    segment_bytes: int = 64 << 20  # a log of this size becomes a segment
+    max_refused: int = 100  # an incarnation with so many invalid episodes is fenced
 
 
 class AppendRequest(NamedTuple):
     key: AppendKey
-    content: Episode | PayloadError  # what its payload holds, or why it is invalid
+    content: Episode | PayloadError  # the decoded payload, or why it is invalid
 
 
 class Writer:
@@ -69,8 +69,7 @@ class Writer:
     ) -> None:
         """Create the store, or recover it with everything that was acknowledged.
 
-        accept_loss  open it although acknowledged bytes are damaged or missing; damaged files are
-                     set aside
+        accept_loss  open even if acknowledged bytes are lost; damaged files are set aside
         """
         self.path, self.options = Path(path), options or WriterOptions()
         self._fs, self._salts = fs or Disk(), salts
@@ -105,7 +104,7 @@ class Writer:
         self._manifest = ManifestWriter(
             fs, path, recovered.builder, len(recovered.manifest), recovered.crc
         )
-        self.open_entries: list[LogEntry] = recovered.entries  # all that the open log holds
+        self.open_entries: list[LogEntry] = recovered.entries  # all entries of the open log
         self.producers = Producers(index.producers, self.options.max_refused)
         self.producers.advance(recovered.entries)
         self.totals = index.totals.plus(_totals(recovered.entries))
@@ -138,7 +137,7 @@ class Writer:
 
     @property
     def steps(self) -> int:
-        """How many are in the store now."""
+        """Steps that are in the store now."""
         return self.totals.steps - self.index.removed_steps
 
     # Appending
@@ -154,7 +153,7 @@ class Writer:
             return AppendRequest(key, error)
 
     def commit(self, requests: Sequence[AppendRequest]) -> list[Ack]:
-        """One reply for each request; the episodes that are new are synced together."""
+        """Return one reply for each request; new episodes are synced together."""
         self.require_working()
         problem = self._make_room()
         if not problem:
@@ -173,8 +172,8 @@ class Writer:
         return acks
 
     def reply_without_payload(self, key: AppendKey) -> Ack | None:
-        """The reply to a key that is not the next of its producer, which needs no payload and
-        writes nothing; None for the next key. Any thread may ask."""
+        """Return the reply to a key that is not its producer's next, None for the next key. Writes
+        nothing; any thread may call."""
         self.require_working()
         refusal, expected, reason = self.producers.judge(key, {})
         return None if refusal is None else self._ack(refusal, expected, reason)
@@ -183,7 +182,7 @@ class Writer:
         return self._ack(AckStatus.RETRY_LATER, self.producers.expected(key), reason)
 
     def _judge(self, requests: Sequence[AppendRequest]) -> tuple[list[Ack], list[LogEntry]]:
-        """The replies, which may be sent once the entries are in the log, and these entries."""
+        """Return the replies, to be sent once the new entries are saved, and these entries."""
         ahead: dict[int, ProducerState] = {}
         acks, entries = [], []
         for key, content in requests:
@@ -199,8 +198,7 @@ class Writer:
         return acks, entries
 
     def _save(self, entries: list[LogEntry]) -> str:
-        """Empty once the entries are as durable as the options say; otherwise why there is no room
-        for them now."""
+        """Make the entries as durable as the options say; return why there is no room, if so."""
         try:
             self._retry_once(lambda: self._write_and_sync(entries), "event=sync-failed")
         except OSError as error:
@@ -209,8 +207,8 @@ class Writer:
         return ""
 
     def _write_and_sync(self, entries: list[LogEntry]) -> None:
-        """After a failed sync the end of the log is unknown. All that was acknowledged is in memory
-        too: it becomes a segment, and what is new goes to the next log."""
+        """After a failed sync the end of the log is unknown. All acknowledged entries, still in
+        memory, then become a segment, and new entries go to the next log."""
         if self._log.doubtful:
             self._roll()
         try:
@@ -234,7 +232,7 @@ class Writer:
         self._retry_once(self._roll_once, "event=roll-failed")
 
     def _roll_once(self) -> None:
-        """One attempt, which writes every file from the beginning."""
+        """Roll once; each attempt writes every file from the beginning."""
         number, folder = self._log.number, self.path / logs.FOLDER
         kept = [(e.key, e.episode) for e in self.open_entries if e.episode is not None]
         steps, episodes = (
@@ -267,13 +265,13 @@ class Writer:
         self._drop_when_possible(self.options.beyond_limits(self.index.segments))
 
     def _make_room(self) -> str:
-        """Drop the oldest segment where space is low. Empty, or why nothing can be appended."""
+        """Drop the oldest segment if space is low; return why nothing can be appended, if so."""
         free = self._fs.free_bytes(self.path)
         self._drop_when_possible(self.options.to_make_room(self.index.segments, free))
         return "the disk is almost full" if free < self.options.no_space else ""
 
     def _drop_when_possible(self, numbers: Sequence[int]) -> None:
-        """If there is no room for the line in the manifest, the next roll drops them."""
+        """Drop segments. If the manifest has no room for the line, a later call drops them."""
         if numbers:
             with self._postponing("event=retention-postponed segments=%s error=%s", numbers):
                 self.drop(numbers, "retention")
@@ -295,7 +293,7 @@ class Writer:
         self._remove([self.path / SEGMENTS / entry.name for entry in files])
 
     def withdraw_producer(self, slot: int, incarnation: int | None = None) -> None:
-        """Nothing that it sent is ever sampled again. None: all incarnations, later ones too."""
+        """Exclude a producer's episodes from sampling. None: all incarnations, later ones too."""
         self.require_working()
         self._record(Withdraw(slot=slot, incarnation=incarnation))
 
@@ -308,15 +306,14 @@ class Writer:
         move_files(self._fs, self.path, entry)
 
     def check_segment(self, number: int) -> str:
-        """What is wrong with a segment's files; empty if nothing is or the segment is gone. Any
-        thread may ask."""
+        """Describe damage to a segment; empty if it is intact or gone. Any thread may call."""
         entries = [entry for entry in self.index.segments if entry.number == number]
         return find_damage(self._fs, self.path, entries[0]) if entries else ""
 
     # State
 
     def close(self) -> None:
-        """End in order: the mark says so, and any byte that changes later is damage."""
+        """Close the store and record this in the mark: any byte that changes later is damage."""
         try:
             if not self._broken and not self._log.doubtful:
                 if self._durable < self._log.end:
@@ -343,7 +340,7 @@ class Writer:
         self._write_mark()
 
     def _write_mark(self, *, closed: bool = False) -> None:
-        """Not synced, unless the store is closed: no promise depends on it."""
+        """Write the mark, synced only if the store is closed: no promise depends on it."""
         mark = Watermark(
             log=self._log.number,
             salt=self._log.salt,
@@ -394,7 +391,7 @@ class Writer:
 
     @contextmanager
     def _postponing(self, message: str, what: object) -> Iterator[None]:
-        """The block may fail while the disk is full: it is tried again later, by another call."""
+        """Let the block fail while the disk is full; a later call tries again."""
         try:
             yield
         except OSError as error:
@@ -402,14 +399,14 @@ class Writer:
             log.warning(message, what, error)
 
     def _break(self, error: OSError) -> BrokenStoreError:
-        """From now on every call fails with the error that is returned."""
+        """Mark the store as broken: from now on every call fails with the returned error."""
         self._broken = f"{self.path} cannot be written any more: {error}; look at the disk, then "
         self._broken += "start again: what was acknowledged is safe"
         log.critical("event=store-broken path=%s error=%s", self.path, error)
         return BrokenStoreError(error.errno, self._broken)
 
     def require_working(self) -> None:
-        """BrokenStoreError once the disk has failed twice: nothing more can be promised."""
+        """Raise BrokenStoreError once the disk has failed twice."""
         if self._broken:
             raise BrokenStoreError(errno.EIO, self._broken)
 
@@ -433,7 +430,7 @@ def _open_mark(fs: FS, path: Path) -> File:
 
 
 def _lock_folder(fs: FS, path: Path) -> Callable[[], None]:
-    """Lock the folder, made where there is none; the result unlocks it."""
+    """Lock the folder, which is made if missing; the returned function unlocks it."""
     try:
         if path.name not in fs.names(path.parent):
             fs.make_folder(path)

@@ -65,7 +65,7 @@ class AdaptedPolicy:
     """A policy with reordered states or noisy actions."""
 
     policy: Network
-    columns: tuple[int, ...] | None = None  # of a state [S], in the policy's order; None: all
+    columns: tuple[int, ...] | None = None  # a state's columns in the policy's order; None: all
     noise: float = 0.0  # standard deviation of the noise on each number of an action
 
     def act(self, state: Floats, rng: np.random.Generator | None) -> Floats:

@@ -1,7 +1,7 @@
 """Random-hold policies: random actions, each held for some steps. A numbers in an action.
 
-Episodes differ in strength and in mean hold time, so a data set has calm and wild episodes. It
-shows what a body can do, without any skill.
+Episodes differ in strength and in mean hold time, so a data set has calm and wild episodes. They
+show what a body can do without any skill.
 """
 
 import math

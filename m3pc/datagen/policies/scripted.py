@@ -21,27 +21,27 @@ from m3pc.types import Floats
 Vec3 = NDArray[np.float64]  # [3]
 UP: Vec3 = np.array([0.0, 0.0, 1.0])
 
-MAX_REACH, MAX_TURN = 0.05, 0.5  # metres and radians of an action of 1
+MAX_REACH, MAX_TURN = 0.05, 0.5  # metres and radians for an action of 1
 OPEN, CLOSE = -1.0, 1.0
 OPEN_WIDTH = 0.075  # metres between fingers that have not started to close
-CLOSING_FACTOR = 1.5  # times `close_distance`: closing fingers go on after a small push
-GRASP_DISTANCE = 0.03  # metres to the grasp point on each axis, at most, while the object is held
-FUNNEL, CLEARANCE = 4.0, 0.08  # height above an object per distance beside it; its maximum, metres
+CLOSING_FACTOR = 1.5  # times `close_distance` while closing: a small push does not open again
+GRASP_DISTANCE = 0.03  # largest distance on an axis from a held object's grasp point, metres
+FUNNEL, CLEARANCE = 4.0, 0.08  # height above an object per distance beside it; maximum height, m
 RELEASE_DISTANCE = 0.04  # metres from the target
-CLIMB = 0.06  # metres below the carrying height, from which on it also moves sideways
-STEPS_AFTER_FALL = 20  # an episode ends so many steps after the object fell
+CLIMB = 0.06  # metres below the carrying height at which sideways motion begins
+STEPS_AFTER_FALL = 20  # steps from the object's fall to the episode's end
 
 BOX = ((0.18, 0.37),)  # in the can's box of the second bin, on the arm's side
 OUTSIDE = ((-0.2, -0.25), (0.0, -0.58), (0.15, -0.6))  # between arm and first bin, and beside it
 JITTER = (0.03, 0.02)  # metres: range of targets sideways, and of the carrying height
 AIM_ERROR_SCALE = (0.5, 1.5)  # range of the factor on a variant's aim error, drawn per episode
 PAUSE_STEPS, RELEASE_STEPS = 10, 6  # length of a pause, and of an early opening of the gripper
-PUSH_DECAY = 0.9  # share of a sideways push that is left a step later
+PUSH_DECAY = 0.9  # share of a push that is left one step later
 
 
 @dataclass(frozen=True, slots=True)
 class ArmView:
-    """What a script reads of a state."""
+    """The part of a state that scripts read."""
 
     hand: Vec3
     tilt: Vec3  # rotation that brings the hand back to pointing down, radians about x, y, z
@@ -64,24 +64,24 @@ class GraspTask:
     """The object to grasp, and the tolerances of grasping it. Metres."""
 
     grasp: float  # height over the object's centre at which the hand closes
-    centre_tolerance: float  # distance beside it within which the hand goes all the way down
+    centre_tolerance: float  # sideways distance within which the hand goes all the way down
     close_distance: float  # distance to the grasp point within which the gripper closes
-    width: float  # between fingers that hold it, at most
-    low: tuple[float, float]  # lower corner of the area from which it can be fetched
+    width: float  # largest gap between fingers that hold the object
+    low: tuple[float, float]  # lower corner of the area within reach
     high: tuple[float, float]  # upper corner
-    carry_height: float = 0.0  # at which it passes over walls
+    carry_height: float = 0.0  # height of the object while it is carried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeTargets:
     """Aims of one episode, drawn at its start."""
 
-    offset: Vec3  # from where the object is to where the script believes it is
+    offset: Vec3  # from the object's true position to the one that the script assumes
     target: Vec3  # [2] where the object is carried
-    height: float  # at which it is carried
+    height: float  # height of the object while it is carried
 
 
-Move = tuple[Vec3, float]  # where the hand goes, what the gripper does
+Move = tuple[Vec3, float]  # the hand's goal, the gripper's action
 Script = Callable[[ArmView, GraspTask, EpisodeTargets], Move]
 
 
@@ -122,13 +122,13 @@ def is_held(view: ArmView, task: GraspTask) -> bool:
 
 
 def action(view: ArmView, move: Move) -> Vec3:
-    """[7] Moves the hand to a place and turns it upright; not yet clipped to [-1, 1]."""
+    """The action [7] that moves the hand to a place and turns it upright, before clipping."""
     place, grip = move
     return np.concatenate([(place - view.hand) / MAX_REACH, view.tilt / MAX_TURN, [grip]])
 
 
 def _upright(quaternion: Vec3) -> Vec3:
-    """[x, y, z, w] of the hand -> the rotation vector to x = 1, in which it points down."""
+    """[x, y, z, w] of the hand -> the rotation vector to x = 1, where the hand points down."""
     x, y, z, w = quaternion if quaternion[0] >= 0 else -quaternion
     # (1, 0, 0, 0) times the conjugate of (x, y, z, w), as vector part and angle
     axis = np.array([w, z, -y])
@@ -140,7 +140,7 @@ def _upright(quaternion: Vec3) -> Vec3:
 class ScriptVariant:
     """A script with its imperfections: one way to play an episode.
 
-    `key` is the field's name in a data set's header, where it differs.
+    `key` is a field's name in a data set's header, if it differs.
     """
 
     name: str
