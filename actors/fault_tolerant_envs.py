@@ -161,8 +161,8 @@ class FaultTolerantEnvs:
         log.warning("event=env-fault env=%d reason=%s detail=%s", number, fault.reason, fault)
         if self._faults_in_a_row[slot] > MAX_FAULTS_IN_A_ROW:
             raise BrokenEnvError(
-                f"environment {number} failed {self._faults_in_a_row[slot]} times without a sound "
-                f"step between, at last by {fault.reason}: {fault}; mend it or give another"
+                f"environment {number} failed {self._faults_in_a_row[slot]} times without a "
+                f"valid step in between, last by {fault.reason}: {fault}; fix it or use another"
             ) from fault
         self._close(slot, self._envs.pop(slot))
         self._envs[slot] = self._make_one(slot)

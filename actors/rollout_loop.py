@@ -220,9 +220,9 @@ class RolloutLoop:
         assert buffer.window is not None
         with self._timed_stepping():
             step = buffer.rollout.step(self._exploration.add_noise(decision, buffer.window))
-        sound_steps = int((~step.faulty).sum())
-        self._steps += sound_steps
-        self._recorder.add(ENV_STEPS, sound_steps)
+        valid_steps = int((~step.faulty).sum())
+        self._steps += valid_steps
+        self._recorder.add(ENV_STEPS, valid_steps)
         for rollout in buffer.rollout.ended(step):
             self._finish(rollout)
         buffer.free = step.ended
