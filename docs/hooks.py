@@ -47,7 +47,8 @@ def _mathml(match: re.Match[str]) -> str:
 
 
 def _inside(text: str, prefix: str) -> str:
-    """A root page's links as they are from inside docs/; files that are not on the site as code."""
+    """A root page's links as seen from inside docs/. Files that are not on the site become links to
+    its first page."""
 
     def link(match: re.Match[str]) -> str:
         path, anchor = match["path"], match["anchor"] or ""

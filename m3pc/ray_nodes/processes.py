@@ -41,14 +41,6 @@ def descendants(pids: Iterable[int]) -> set[int]:
     return reached
 
 
-def program_name(pid: int) -> str:
-    """The name of a process, cut to 15 letters; "" if there is no such process."""
-    try:
-        return (PROC / str(pid) / "comm").read_text().strip()
-    except OSError:
-        return ""
-
-
 def command_of(pid: int) -> list[str]:
     words = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
     return [os.fsdecode(word) for word in words[:-1]]

@@ -28,12 +28,12 @@ from m3pc.ray_nodes.processes import (
     command_of,
     descendants,
     find_by_variable,
-    program_name,
     send_signal,
 )
 from m3pc.types import InputError
 from tests.support.episodes.shared_data import ROOT
 from tests.support.runs.online_job import alive
+from tests.support.servers.processes import program_name
 from tests.support.servers.ray_nodes import bare_environment, free_ports
 from tests.support.servers.waiting import eventually
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from m3pc.ray_nodes.connection import LOOPBACK, LOOPBACK_ONLY, SETTINGS
 from m3pc.ray_nodes.ports import CLIENTS, NodePorts, node_ports
-from m3pc.ray_nodes.processes import descendants, find_by_variable, program_name, send_signal
+from m3pc.ray_nodes.processes import descendants, find_by_variable, send_signal
 from m3pc.types import InputError
 from tests.support.episodes.shared_data import ROOT
 from tests.support.runs.online_job import alive
+from tests.support.servers.processes import program_name
 from tests.support.servers.redis_server import free_port
 from tests.support.servers.waiting import eventually
 

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from m3pc.ray_nodes.connection import LOOPBACK_ONLY
-from m3pc.ray_nodes.processes import program_name
 from tests.support.episodes.shared_data import ROOT
 from tests.support.runs.online_job import ONE_THREAD, Job
 from tests.support.servers.autoscaling_cluster import Watch
+from tests.support.servers.processes import program_name
 from tests.support.servers.ray_nodes import START_SECONDS, Nodes, nodes
 from tests.support.servers.redis_server import COMMANDS, MISSING, PASSWORD, USER
 from tests.support.servers.waiting import eventually
